@@ -1,0 +1,38 @@
+# `make serve ARGS="--port 8080"` serves; see `make help`.
+.DEFAULT_GOAL := help
+SHELL := bash
+PYTHON ?=
+export PYTHON
+VENV := .venv/bin
+
+.PHONY: help setup serve test test-all check format clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
+
+setup:  ## install what the lock files name into .venv, development tools included
+	@scripts/setup dev
+
+serve:  ## serve the embedded model, or what ARGS names
+	@scripts/setup run
+	@exec $(VENV)/minedraft serve $(ARGS)
+
+test: setup  ## run the tests but the slow ones; ARGS go to pytest
+	@$(VENV)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: setup  ## run every test
+	@$(VENV)/python -m pytest $(ARGS)
+
+check: setup  ## format, lint, types, import rules, locks
+	@$(VENV)/ruff format --check .
+	@$(VENV)/ruff check .
+	@$(VENV)/python -m mypy
+	@$(VENV)/lint-imports --no-logo
+	@$(VENV)/python scripts/check_locks.py
+
+format: setup  ## format, and repair what ruff can
+	@$(VENV)/ruff check --fix-only --quiet .
+	@$(VENV)/ruff format .
+
+clean:  ## remove .venv and the tools' caches
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

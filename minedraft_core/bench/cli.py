@@ -1,0 +1,121 @@
+"""`minedraft bench engine`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from minedraft_core.bench.plan import Plan, arms_of, check, read_cores, split_cores
+from minedraft_core.bench.prompts import SHIPPED, read_prompts
+from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
+from minedraft_core.bench.runner import run_benchmark
+from minedraft_core.config import ConfigError
+from minedraft_core.embedded import EmbeddedModelError, prepare
+
+_USAGE_ERROR = 2
+_ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+bench_app = typer.Typer(help="Measure an engine.", no_args_is_help=True)
+
+
+@bench_app.callback()
+def bench() -> None:
+    """Measure an engine."""
+
+
+@bench_app.command("engine", context_settings=_ENGINE_FLAGS)
+def bench_engine(
+    context: typer.Context,
+    *,
+    modes: Annotated[str, typer.Option(help="Modes to compare, in this order.")] = "off,sequential,parallel",
+    concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
+    json_file: Annotated[Path | None, typer.Option("--json", help="File that gets the rows.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Target model; without one, the embedded model.", show_default=False)] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model; the embedded target brings its own.", show_default=False)] = None,
+    num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", min=1, max=64, help="Draft tokens a step.")] = 4,
+    prompts: Annotated[
+        Path, typer.Option(help='File of {"prompt": ...} or {"turns": [...]} lines; 64 questions of Spec-Bench ship.', show_default=False)
+    ] = SHIPPED,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each request.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs that are measured, at each concurrency.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before them that are not, at each concurrency.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that all engines are started and measured in turn.")] = 1,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Replay what off wrote: probability that a draft token is right.", show_default=False),
+    ] = None,
+    target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
+    drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
+    max_model_len: Annotated[int, typer.Option(min=1, help="Longest prompt and output together, in tokens.")] = 2048,
+) -> None:
+    """Compare modes on one engine after the other; all other flags go to vLLM's engine."""
+    console = Console(stderr=True)
+    try:
+        target, drafter = _models(model, draft)
+        cores = split_cores(
+            read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores), sorted(os.sched_getaffinity(0))
+        )
+        plan = check(
+            Plan(
+                target=target,
+                draft=drafter,
+                num_tokens=num_speculative_tokens,
+                arms=arms_of(_listed(modes), cores),
+                concurrency=_numbers("--concurrency", concurrency),
+                max_tokens=max_tokens,
+                repeats=repeats,
+                warmup=warmup,
+                rounds=rounds,
+                acceptance=acceptance,
+            )
+        )
+        if json_file is not None:
+            json_file.touch()
+        rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console)
+    except (ConfigError, EmbeddedModelError, OSError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(_USAGE_ERROR) from None
+    show(table(plan, rows))
+    if json_file is not None:
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        BenchmarkFile(device="cpu", gpus=0, versions=versions(), command=command, definitions=DEFINITIONS, rows=rows).write(json_file)
+
+
+def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> list[Row]:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # vLLM takes seconds to import and reads the lines above when it is.
+    from minedraft_core.vllm.bench import bench_engine as start_engine
+    from minedraft_core.vllm.bench import engine_args
+
+    args = engine_args(plan.target, max(plan.concurrency), max_model_len, engine_flags)
+    with tempfile.TemporaryDirectory(prefix="minedraft-bench-") as folder, console.status("") as status:
+        figures = run_benchmark(plan, texts, partial(start_engine, args), Path(folder, "recordings.json"), status.update)
+    return rows_of(plan, figures)
+
+
+def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:
+    if model is not None:
+        return model, draft
+    embedded = prepare()
+    return str(embedded.target), draft or str(embedded.draft)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _listed(text)))
+    except ValueError:
+        raise ConfigError(f"{flag}: {text!r} is no list of numbers; give one such as 1,8,16") from None

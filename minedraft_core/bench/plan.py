@@ -1,0 +1,107 @@
+"""What a benchmark does: which engines it starts, on which cores, and which runs each of them makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minedraft_core.config import ConfigError
+from minedraft_core.types import Mode
+
+ALL_CORES = "off-all-cores"
+
+
+@dataclass(frozen=True)
+class Cores:
+    """CPU cores of the target and of the drafter."""
+
+    target: tuple[int, ...]
+    drafter: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One engine of the benchmark. `name` is the row's mode; plain decoding on the drafter's cores too has a name of its own."""
+
+    name: str
+    mode: Mode
+    cores: Cores
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of every arm: at each concurrency `warmup` that leave no figures, then `repeats`.
+
+    All of that is done `rounds` times, with engines started anew. `acceptance` is the probability of a replay, None for none.
+    """
+
+    target: str
+    draft: str | None
+    num_tokens: int
+    arms: tuple[Arm, ...]
+    concurrency: tuple[int, ...]
+    max_tokens: int
+    repeats: int
+    warmup: int
+    rounds: int
+    acceptance: float | None
+
+
+def read_cores(flag: str, text: str) -> tuple[int, ...]:
+    """Core numbers from a list such as `0-3,8`. Raises ConfigError for anything else."""
+    cores: list[int] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"{flag}: {part!r} is no core; give a list such as 0-3,8")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return tuple(cores)
+
+
+def split_cores(target: Sequence[int], drafter: Sequence[int], available: Sequence[int]) -> Cores:
+    """Cores for both, none shared. Where none is named the drafter gets the last, the target all others.
+
+    Raises ConfigError for cores that are shared, missing or used up.
+    """
+    for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
+        if missing := sorted(set(cores) - set(available)):
+            raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
+        if len(set(cores)) != len(cores):
+            raise ConfigError(f"{flag}: a core is named twice")
+    if shared := sorted(set(target) & set(drafter)):
+        raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
+    free = [core for core in available if core not in {*target, *drafter}]
+    if not drafter:
+        drafter = free if target else free[-1:]
+    if not target:
+        target = [core for core in free if core not in drafter]
+    if not target or not drafter:
+        raise ConfigError(f"the benchmark needs a core for the target and another one for the drafter; allowed: {list(available)}")
+    return Cores(tuple(target), tuple(drafter))
+
+
+def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:
+    """The engines for these modes, in the order given; `off` is run on the target's cores and on all cores.
+
+    Raises ConfigError for a mode that is unknown or named twice.
+    """
+    if not modes or len(set(modes)) != len(modes) or set(modes) - set(Mode):
+        raise ConfigError(f"--modes: {','.join(modes)!r} is not possible; name each of {', '.join(Mode)} at most once")
+    arms: list[Arm] = []
+    for mode in map(Mode, modes):
+        arms.append(Arm(mode, mode, cores))
+        if mode is Mode.OFF:
+            arms.append(Arm(ALL_CORES, mode, Cores((*cores.target, *cores.drafter), ())))
+    return tuple(arms)
+
+
+def check(plan: Plan) -> Plan:
+    """The plan itself. Raises ConfigError where it cannot be carried out."""
+    modes = {arm.mode for arm in plan.arms}
+    if modes != {Mode.OFF} and (not plan.draft or plan.num_tokens < 1):
+        raise ConfigError("--draft and --num-speculative-tokens: sequential and parallel need a drafter and at least 1 token")
+    if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:
+        raise ConfigError(f"--concurrency: {','.join(map(str, plan.concurrency))!r} is not possible; give numbers of at least 1, each once")
+    if plan.acceptance is not None and plan.arms[0].mode is not Mode.OFF:
+        raise ConfigError("--acceptance replays what plain decoding wrote: put off first in --modes")
+    return plan

@@ -1,0 +1,190 @@
+"""Prometheus metrics of the pipeline, fed by the feed. All are present at zero in every mode."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from minedraft_core.acceptance import accepted_per_position
+from minedraft_core.feed import FeedMessage
+from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, RequestRecord, Side, StepRecord
+
+_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_GAP_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
+_US = 1e-6
+_OVERLAP_WINDOW = 60.0
+DROP_REASONS = ("tetris", "late", "fault", "grammar")
+FALLBACK_REASONS = ("late", "down")
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+
+@dataclass(frozen=True)
+class ServiceLevels:
+    """Limits in seconds that a request has to keep; None sets no limit. TPOT is the mean time between a request's tokens."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    def verdicts(self, request: RequestRecord) -> dict[str, bool]:
+        """Whether the request kept each limit, and "all" of them. A request without a token misses every limit."""
+        ttft = (request.first_token_us - request.start_us) * _US
+        e2e = (request.end_us - request.start_us) * _US
+        tpot = (request.end_us - request.first_token_us) * _US / max(1, request.gen_len - 1)
+        answered = request.gen_len > 0
+        met = {
+            name: answered and (limit is None or value <= limit)
+            for name, value, limit in (("ttft", ttft, self.ttft), ("tpot", tpot, self.tpot), ("e2e", e2e, self.e2e))
+        }
+        return {**met, "all": all(met.values())}
+
+
+class PipelineMetrics:
+    """A feed sink that keeps the metrics of one engine in a registry of its own."""
+
+    def __init__(self, levels: ServiceLevels, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`max_tokens` is the largest number of draft tokens; positions up to it are present from the start."""
+        self.registry = CollectorRegistry()
+        self._levels, self._clock = levels, clock
+        self._drafting: deque[tuple[float, int, int]] = deque()
+        self._feed_lost = 0
+        self._declare(max_tokens)
+
+    def _declare(self, max_tokens: int) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"minedraft_{name}", text, buckets=buckets, registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"minedraft_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"minedraft_{name}", text, labels, registry=self.registry)
+
+        self._draft_step = histogram("draft_step_duration_seconds", "Time the drafter took for one order.", _STEP_BUCKETS)
+        self._verify_step = histogram("verify_step_duration_seconds", "Time of one pass of the target.", _STEP_BUCKETS)
+        self._gap = histogram("verify_gap_seconds", "Time the target was idle between two passes while requests ran.", _GAP_BUCKETS)
+        self._wait = histogram("drafter_wait_seconds", "Time a step waited for the drafter.", _GAP_BUCKETS)
+        lengths = tuple(float(length) for length in range(max_tokens + 1))
+        self._per_draft = histogram("accepted_tokens_per_draft", "Draft tokens accepted of one verified draft.", lengths)
+        self._busy = counter("draft_busy_seconds_total", "Time the drafter worked.")
+        self._hidden = counter("draft_hidden_seconds_total", "Drafting time that passes of the target hid.")
+        self._exposed = counter("draft_exposed_seconds_total", "Drafting time during which the target was idle.")
+        self._draft_tokens = counter("draft_tokens_total", "Tokens drafted.")
+        self._verified_tokens = counter("verified_tokens_total", "Draft tokens verified by the target.")
+        self._accepted_tokens = counter("accepted_tokens_total", "Draft tokens accepted by the target.")
+        self._draft_at = counter("draft_tokens_per_position_total", "Draft tokens verified, by position.", "position")
+        self._accepted_at = counter("accepted_tokens_per_position_total", "Draft tokens accepted, by position.", "position")
+        self._dropped = counter("draft_tokens_dropped_total", "Draft tokens that were not verified, by reason.", "reason")
+        self._lookahead = counter("lookahead_total", "Lookahead drafts that could be used or not.", "result")
+        self._restarts = counter("drafter_restarts_total", "Times the drafter was started anew after a fault.")
+        self._fallbacks = counter("drafter_fallback_steps_total", "Steps the target went on without due drafts, by reason.", "reason")
+        self._finished = counter("requests_finished_total", "Requests finished, by reason; each choice counts.", "reason")
+        self._generated = counter("generation_tokens_total", "Tokens delivered.")
+        self._slo = counter("slo_requests_total", "Finished requests by service level and result.", "slo", "result")
+        self._good_requests = counter("goodput_requests_total", "Finished requests that kept every service level.")
+        self._good_tokens = counter("goodput_tokens_total", "Tokens of requests that kept every service level.")
+        self._feed_dropped = counter("feed_dropped_total", "Records lost because the feed was full.")
+        self._mode = gauge("mode", "1 for the mode in force.", "mode")
+        self._num_tokens = gauge("num_speculative_tokens", "Draft tokens asked for in a step.")
+        self._side = gauge("sub_batch_requests", "Running requests of each side.", "side")
+        self._up = gauge("drafter_up", "1 while the drafter is loaded and answers.")
+        self._overlap = gauge("overlap_ratio", "Hidden over busy drafting time in the last minute.")
+        self._overlap.set_function(self._overlap_ratio)
+        for position in range(max_tokens):
+            self._draft_at.labels(position)
+            self._accepted_at.labels(position)
+        for family, values in (
+            (self._dropped, DROP_REASONS),
+            (self._lookahead, ("hit", "miss")),
+            (self._fallbacks, FALLBACK_REASONS),
+            (self._finished, FINISH_REASONS),
+            (self._mode, (*Mode, "pearl")),
+            (self._side, [side.name for side in Side]),
+        ):
+            for value in values:
+                family.labels(value)
+        for level in ("ttft", "tpot", "e2e", "all"):
+            for result in ("met", "missed"):
+                self._slo.labels(level, result)
+
+    def __call__(self, message: FeedMessage) -> None:
+        """Take in the records of one message."""
+        if message.dropped > self._feed_lost:
+            self._feed_dropped.inc(message.dropped - self._feed_lost)
+            self._feed_lost = message.dropped
+        for record in message.records:
+            self.observe(record)
+
+    def observe(self, record: Record) -> None:
+        """Take in one record."""
+        match record:
+            case StepRecord():
+                self._observe_step(record)
+            case DraftRecord():
+                self._observe_draft(record)
+            case RequestRecord():
+                self._observe_request(record)
+            case DrafterRecord():
+                self._up.set(record.up)
+                if record.restarted:
+                    self._restarts.inc()
+            case ModeRecord():
+                for mode in (*Mode, "pearl"):
+                    self._mode.labels(mode).set(mode == record.mode)
+                self._num_tokens.set(record.num_speculative_tokens)
+
+    def _observe_step(self, step: StepRecord) -> None:
+        self._verify_step.observe(step.measured_target_time)
+        if step.gap_us is not None:
+            self._gap.observe(step.gap_us * _US)
+        if step.drafter_wait_us is not None:
+            self._wait.observe(step.drafter_wait_us * _US)
+        for side in Side:
+            self._side.labels(side.name).set(step.side_requests[side])
+        self._verified_tokens.inc(step.verify_len)
+        self._accepted_tokens.inc(step.accepted_num)
+        self._generated.inc(step.generated_num)
+        for drafted, accepted in step.drafts:
+            if drafted:
+                self._per_draft.observe(accepted)
+        drafted_at, accepted_at = accepted_per_position(step.drafts)
+        for position, (drafted, accepted) in enumerate(zip(drafted_at, accepted_at, strict=True)):
+            self._draft_at.labels(position).inc(drafted)
+            self._accepted_at.labels(position).inc(accepted)
+        for reason, count in step.dropped.items():
+            self._dropped.labels(reason).inc(count)
+        if step.fallback_reason is not None:
+            self._fallbacks.labels(step.fallback_reason).inc()
+
+    def _observe_draft(self, draft: DraftRecord) -> None:
+        busy = max(0, draft.end_us - draft.start_us)
+        self._draft_step.observe(busy * _US)
+        self._busy.inc(busy * _US)
+        self._hidden.inc(draft.hidden_us * _US)
+        self._exposed.inc(max(0, busy - draft.hidden_us) * _US)
+        self._draft_tokens.inc(sum(draft.drafted_per_position))
+        now = self._clock()
+        self._drafting.append((now, busy, draft.hidden_us))
+        while self._drafting[0][0] < now - _OVERLAP_WINDOW:
+            self._drafting.popleft()
+
+    def _observe_request(self, request: RequestRecord) -> None:
+        self._finished.labels(request.finish_reason).inc()
+        if request.finish_reason in ("abort", "error"):
+            return
+        verdicts = self._levels.verdicts(request)
+        for level, met in verdicts.items():
+            self._slo.labels(level, "met" if met else "missed").inc()
+        if verdicts["all"]:
+            self._good_requests.inc()
+            self._good_tokens.inc(request.gen_len)
+
+    def _overlap_ratio(self) -> float:
+        horizon = self._clock() - _OVERLAP_WINDOW
+        recent = [(busy, hidden) for at, busy, hidden in list(self._drafting) if at >= horizon]
+        busy = sum(busy for busy, _ in recent)
+        return sum(hidden for _, hidden in recent) / busy if busy else 0.0

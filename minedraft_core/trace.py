@@ -1,0 +1,58 @@
+"""The trace file: one JSON object a line, a step of the target or a finished request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from minedraft_core.feed import FeedMessage
+from minedraft_core.types import Mode, RequestRecord, StepRecord
+
+
+class TraceStep(msgspec.Struct, frozen=True, tag="step"):
+    """The fields of a step line, in the order written; they mean what they mean in StepRecord."""
+
+    step: int
+    start_us: int
+    end_us: int
+    mode: Mode
+    side: int
+    is_prompt_run: bool
+    is_parallelised: bool
+    batched_requests: int
+    preempted_requests: int
+    batched_token_num: int
+    proposed_len: int
+    verify_len: int
+    accepted_num: int
+    generated_num: int
+    measured_draft_time: float
+    measured_target_time: float
+    measured_overhead_time: float
+    gap_us: int | None
+
+
+class TraceWriter:
+    """A feed sink that appends lines to a file; runs on the feed's thread, so the engine loop never waits for the disk."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        self._encoder = msgspec.json.Encoder()
+
+    def __call__(self, message: FeedMessage) -> None:
+        """Write the message's steps and requests."""
+        lines = []
+        for record in message.records:
+            if isinstance(record, StepRecord):
+                lines.append(msgspec.convert(record, TraceStep, from_attributes=True))
+            elif isinstance(record, RequestRecord):
+                lines.append(record)
+        if lines:
+            self._file.write(self._encoder.encode_lines(lines))
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,1 @@
+"""Training of a small drafter on what its target writes: corpus, distillation, evaluation, export."""

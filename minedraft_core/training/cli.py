@@ -1,0 +1,209 @@
+"""`minedraft drafter train`: from a target to a drafter in one command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from minedraft_core.training.card import acceptance_table, model_card
+from minedraft_core.training.corpus import Corpus, CorpusPlan, read_prompts, starts, write_corpus
+from minedraft_core.training.distill import DistillPlan, Step, distill
+from minedraft_core.training.evaluate import Prompt, Reference, evaluate, references
+from minedraft_core.training.export import assemble, pack, save_checkpoint
+from minedraft_core.training.model import Drafter, draft_vocabulary
+from minedraft_core.training.template import Template
+from minedraft_core.training.writer import write
+
+_HELD_OUT = 64
+
+
+@contextmanager
+def _progress(console: Console, label: str, total: int) -> Iterator[tuple[Progress, Any]]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}")
+    with Progress(*columns, console=console) as bar:
+        yield bar, bar.add_task(label, total=total, note="")
+
+
+def _evaluation_prompts(path: Path, template: Template, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    categories = [
+        json.loads(line).get("category", "prompts") if line.lstrip().startswith("{") else "prompts"
+        for line in path.read_text().splitlines()
+        if line.strip()
+    ]
+    return [Prompt(template.question(tokenizer, words), category) for words, category in zip(read_prompts(path), categories, strict=True)]
+
+
+def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: int, seed: int) -> list[Prompt]:
+    """Prompts of the target's own that are in no corpus: what it writes from another seed, up to the first answer."""
+    plan = CorpusPlan(1, rows, 256, 1, (1.0,), 1.0, seed + 1_000_003)
+    template = Template.of(tokenizer)
+    written = write(
+        target,
+        template,
+        starts(plan, 0, template, tokenizer, []),
+        length=plan.length,
+        top=plan.top,
+        user_limit=160,
+        answer_limit=64,
+        user_temperature=1.0,
+        generator=torch.Generator(target.device).manual_seed(plan.seed),
+    )
+    firsts = written.answer.int().argmax(1).tolist()
+    return [Prompt(row[:first], "held out") for row, first in zip(written.tokens.tolist(), firsts, strict=True) if first > 0]
+
+
+def _inside(counts: Tensor, size: int) -> float:
+    """Share of the answers' tokens that a vocabulary of `size` would hold."""
+    return float(counts.topk(min(size, len(counts))).values.sum() / counts.sum())
+
+
+def _acceptance(drafter: Drafter, found: list[Reference], k: int, seed: int, repeats: int) -> dict[str, dict[str, Any]]:
+    return {name: result.as_row() for name, result in evaluate(drafter, found, k=k, seed=seed, repeats=repeats).items()}
+
+
+def train(
+    target: Annotated[
+        Path, typer.Argument(help="Folder of the target, a Hugging Face causal language model.", exists=True, file_okay=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder for the drafter; a run broken off goes on from what is there.")],
+    corpus: Annotated[
+        Path | None, typer.Option(help="Folder for the text the target writes; may be shared by several runs. [default: OUT/corpus]")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="More prompts to train on, one a line or JSON lines.", exists=True, dir_okay=False)
+    ] = None,
+    evaluation_prompts: Annotated[
+        Path | None,
+        typer.Option(help="Prompts to evaluate on, never trained on; JSON lines may have a category.", exists=True, dir_okay=False),
+    ] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the drafter.", min=1)] = 3,
+    intermediate_size: Annotated[int | None, typer.Option(help="Width of its MLPs. [default: the target's]", min=1)] = None,
+    vocabulary: Annotated[int, typer.Option(help="Tokens it can propose: the most frequent of the answers.", min=2)] = 8192,
+    shards: Annotated[int, typer.Option(help="Shards of text; each holds ROWS x LENGTH tokens.", min=1)] = 8,
+    rows: Annotated[int, typer.Option(help="Conversations written at once; take what the device's memory holds.", min=1)] = 3072,
+    length: Annotated[int, typer.Option(help="Tokens of a conversation.", min=16)] = 1280,
+    top: Annotated[int, typer.Option(help="Most likely next tokens noted at each position.", min=1)] = 32,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,0.5,1",
+    user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0)] = 1.0,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 6000,
+    batch_rows: Annotated[int, typer.Option(help="Conversations a step.", min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-3,
+    hard_weight: Annotated[
+        float, typer.Option(help="Weight of the target's most likely token in the loss; the rest is KL divergence.", min=0, max=1)
+    ] = 0.3,
+    user_weight: Annotated[float, typer.Option(help="Weight of tokens outside answers.", min=0, max=1)] = 0.2,
+    k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1)] = 4,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out prompts of the target's own.", min=50)] = 1000,
+    evaluated_tokens: Annotated[int, typer.Option(help="Tokens the target writes after each evaluation prompt.", min=2)] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of text, initial weights, order and evaluation.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Where to compute. [default: cuda if there is one, else cpu]")] = None,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the drafter first (torch.compile); pays from some thousand steps.")
+    ] = False,
+    licence: Annotated[str, typer.Option(help="Licence named on the model card.")] = "apache-2.0",
+) -> None:
+    """Train a drafter: the target writes the text, a small model learns its distribution, acceptance is measured.
+
+    OUT then holds a Hugging Face checkpoint with its model card, drafter.safetensors (8 bits, without embedding and head), report.json and log.jsonl.
+    """
+    console = Console()
+    try:
+        degrees = tuple(float(part) for part in temperatures.split(","))
+        if not degrees or min(degrees) < 0:
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(f"{temperatures!r}: give numbers from 0 up, such as 0,0.5,1", param_hint="--temperatures") from None
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(where).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    template = Template.of(tokenizer)
+    text = CorpusPlan(shards, rows, length, top, degrees, user_temperature, seed)
+    extra = read_prompts(prompts) if prompts else []
+    folder = corpus or out / "corpus"
+    seconds: dict[str, float] = {}
+
+    began = time.monotonic()
+    with _progress(console, "writing", shards * length) as (bar, task):
+        write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
+    seconds["corpus"] = time.monotonic() - began
+
+    examples = Corpus(folder, shards, where)
+    counts = examples.frequencies(model.config.vocab_size)
+    token_ids = draft_vocabulary(counts, vocabulary, template.stops)
+    drafter = Drafter.start(model, layers, intermediate_size or model.config.intermediate_size, token_ids, seed)
+    plan = DistillPlan(
+        steps, batch_rows, learning_rate, hard_weight, user_weight, seed, checkpoint_every=evaluate_every, compile=compile_model
+    )
+    held_out = _held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), seed)
+    checks = {
+        name: references(model, held_out, tokens=evaluated_tokens, sample=sample, seed=seed, batch=_HELD_OUT)
+        for name, sample in (("greedy", False), ("sampled", True))
+    }
+    out.mkdir(parents=True, exist_ok=True)
+
+    began = time.monotonic()
+    with (out / "log.jsonl").open("a") as log, _progress(console, "training", steps) as (bar, task):
+
+        def hear(step: Step) -> None:
+            entry: dict[str, Any] = asdict(step)
+            bar.update(task, completed=step.step, note=f"KL {step.soft:.3f}")
+            if step.step % evaluate_every == 0:
+                for name, found in checks.items():
+                    entry[name] = evaluate(drafter, found, k=k, seed=seed)["overall"].as_row()
+                lengths = " and ".join(f"{entry[name]['acceptance_length']:.2f} {name}" for name in checks)
+                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length {lengths} (held-out prompts)")
+            log.write(json.dumps(entry) + "\n")
+            log.flush()
+
+        distill(drafter, examples, plan, out / "state", on_step=hear)
+    seconds["distillation"] = time.monotonic() - began
+
+    pack(drafter, out / "drafter.safetensors")
+    save_checkpoint(drafter.model, token_ids, target, out)
+    report: dict[str, Any] = {
+        "target": target.name,
+        "licence": licence,
+        "drafter": {
+            "layers": layers,
+            "intermediate_size": drafter.model.config.intermediate_size,
+            "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
+            "vocabulary": len(token_ids),
+            "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in {vocabulary // 2, vocabulary, vocabulary * 2}},
+            "packed_bytes": (out / "drafter.safetensors").stat().st_size,
+        },
+        "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
+        "distillation": asdict(plan),
+        "steps": steps,
+        "tokens_read": steps * batch_rows * length,
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU",
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "k": k,
+        "evaluated_tokens": evaluated_tokens,
+        "acceptance": {},
+    }
+    if evaluation_prompts:
+        # What is shipped is evaluated: the weights after their way through 8 bits.
+        assemble(target, out / "packed", out / "drafter.safetensors")
+        shipped = Drafter.load(out / "packed", where, dtype)
+        asked = _evaluation_prompts(evaluation_prompts, template, tokenizer)
+        for name, sample in (("greedy", False), ("sampled", True)):
+            found = references(model, asked, tokens=evaluated_tokens, sample=sample, seed=seed, batch=256)
+            report["acceptance"][name] = _acceptance(shipped, found, k, seed, repeats=8)
+            console.print(f"{name}\n{acceptance_table(report['acceptance'][name])}")
+    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+    (out / "README.md").write_text(model_card(report))

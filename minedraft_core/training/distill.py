@@ -1,0 +1,163 @@
+"""Distillation: the drafter learns the target's next-token distribution on conversations that the target wrote.
+
+The idea of training a draft model on the target's own text and distribution is that of DistillSpec (arXiv 2310.08461).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from minedraft_core.training.corpus import Corpus
+from minedraft_core.training.model import Drafter
+from minedraft_core.training.writer import Written
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """How to train. `hard_weight` is the share of the loss on the target's most likely token; `user_weight` that of tokens outside answers."""
+
+    steps: int
+    batch_rows: int
+    learning_rate: float
+    hard_weight: float
+    user_weight: float
+    seed: int
+    checkpoint_every: int = 500
+    warmup: float = 0.03
+    weight_decay: float = 0.01
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: its number from 1, mean losses in nats per token, and tokens read so far."""
+
+    step: int
+    soft: float
+    hard: float
+    tokens: int
+
+
+def losses(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Forward KL divergence from the target and cross-entropy of its most likely token, per position.
+
+    logits [..., m] over the draft vocabulary; top_ids int64 [..., K] index into it, or are negative for tokens outside; top_logprobs
+    [..., K]. Returns two float32 [...]. The target's distribution is taken over the draft vocabulary; what lies beyond its K entries
+    counts as one further event. Positions whose most likely token lies outside have no hard loss.
+    """
+    scores = logits.float()
+    norm = scores.logsumexp(-1, keepdim=True)
+    inside = top_ids >= 0
+    own = torch.where(inside, scores.gather(-1, top_ids.clamp(min=0)) - norm, 0.0)
+    mass = top_logprobs.float().exp()
+    rest = (1 - mass.sum(-1)).clamp(min=0.0)
+    known = torch.where(inside, mass, 0.0)
+    total = (known.sum(-1) + rest).clamp(min=1e-6)
+    known, rest = known / total[..., None], rest / total
+    own_rest = (1 - torch.where(inside, own.exp(), 0.0).sum(-1)).clamp(min=1e-6).log()
+    soft = (known * (known.clamp(min=1e-9).log() - own)).sum(-1) + rest * (rest.clamp(min=1e-9).log() - own_rest)
+    return soft, -own[..., 0]
+
+
+def _learning_rate(plan: DistillPlan, step: int) -> float:
+    warm = max(1, round(plan.steps * plan.warmup))
+    if step < warm:
+        return plan.learning_rate * (step + 1) / warm
+    return plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, plan.steps - warm)))
+
+
+class _Trainer:
+    def __init__(self, drafter: Drafter, plan: DistillPlan, folder: Path) -> None:
+        self._drafter, self._plan, self._saved = drafter, plan, folder / "training.pt"
+        self._device = drafter.model.device
+        vocabulary = drafter.model.config.vocab_size
+        self._index = torch.full((vocabulary,), -1, dtype=torch.long, device=self._device)
+        self._index[drafter.token_ids] = torch.arange(len(drafter.token_ids), device=self._device)
+        self._weights = [weight for weight in drafter.model.parameters() if weight.requires_grad]
+        groups = [
+            {"params": [weight for weight in self._weights if weight.ndim > 1], "weight_decay": plan.weight_decay},
+            {"params": [weight for weight in self._weights if weight.ndim <= 1], "weight_decay": 0.0},
+        ]
+        fused = self._device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=fused)
+        self._losses: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(losses) if plan.compile else losses
+        if plan.compile:
+            drafter.model.model.compile()
+        self.done = 0
+        if self._saved.exists():
+            state = torch.load(self._saved, map_location=self._device, weights_only=True)
+            if state["plan"] != self._key():
+                raise ValueError(f"{self._saved} comes from a run with other settings; give another folder or the same settings")
+            drafter.model.load_state_dict(state["weights"], strict=False)
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.done = int(state["done"])
+
+    def _key(self) -> str:
+        return json.dumps({**self._plan.__dict__, "checkpoint_every": 0, "tokens": len(self._drafter.token_ids)})
+
+    def save(self) -> None:
+        partial = self._saved.with_suffix(".partial")
+        state = {"plan": self._key(), "done": self.done, "weights": self._drafter.trained(), "optimizer": self._optimizer.state_dict()}
+        torch.save(state, partial)
+        partial.rename(self._saved)
+
+    def step(self, batch: Written) -> tuple[Tensor, Tensor]:
+        """One update. Returns the two mean losses as tensors, so that the device is not waited for."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = _learning_rate(self._plan, self.done)
+        # The distribution after the last token has no successor to tell whether it belongs to an answer.
+        weight = torch.where(batch.answer[:, 1:], 1.0, self._plan.user_weight)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            logits = self._drafter.logits(batch.tokens)[:, :-1]
+        soft, hard = self._losses(logits, self._index[batch.top_ids[:, :-1].long()], batch.top_logprobs[:, :-1])
+        total = weight.sum()
+        soft, hard = (soft * weight).sum() / total, (hard * weight).sum() / total
+        ((1 - self._plan.hard_weight) * soft + self._plan.hard_weight * hard).backward()
+        clip_grad_norm_(self._weights, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self.done += 1
+        return soft.detach(), hard.detach()
+
+
+def distill(
+    drafter: Drafter,
+    corpus: Corpus,
+    plan: DistillPlan,
+    folder: Path,
+    *,
+    on_step: Callable[[Step], None] = lambda _: None,
+    stop_at: int | None = None,
+    max_seconds: float | None = None,
+) -> int:
+    """Train `drafter` in place up to `plan.steps` and return the steps done.
+
+    The state is kept in `folder`; a run that was broken off (or ended at `stop_at` steps, or after `max_seconds`) goes on from there and
+    ends with the same weights as an unbroken one. `on_step` hears of every 50th step and the last.
+    Raises ValueError where the folder holds the state of a run with other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = _Trainer(drafter, plan, folder)
+    end = min(plan.steps, stop_at or plan.steps)
+    started = time.monotonic()
+    drafter.model.train()
+    for batch in corpus.batches(plan.batch_rows, trainer.done, end, plan.seed):
+        soft, hard = trainer.step(batch)
+        if trainer.done % 50 == 0 or trainer.done == end:
+            on_step(Step(trainer.done, float(soft), float(hard), trainer.done * plan.batch_rows * corpus.length))
+            if max_seconds is not None and time.monotonic() - started > max_seconds:
+                break
+        if trainer.done % plan.checkpoint_every == 0 and trainer.done != end:
+            trainer.save()
+    trainer.save()
+    drafter.model.eval()
+    return trainer.done

@@ -1,0 +1,159 @@
+"""Records that travel between the parts of the pipeline. All are frozen; times are microseconds on the host's monotonic clock."""
+
+from __future__ import annotations
+
+import enum
+import time
+
+import msgspec
+
+
+class Mode(enum.StrEnum):
+    """How often the target visits a request, and therefore what overlaps."""
+
+    OFF = "off"
+    SEQUENTIAL = "sequential"
+    PARALLEL = "parallel"
+
+
+class Side(enum.IntEnum):
+    """One of the two batches that the target verifies in turn."""
+
+    A = 0
+    B = 1
+
+    @property
+    def other(self) -> Side:
+        """The side that drafts while this one is verified."""
+        return Side.B if self is Side.A else Side.A
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A closed interval of time, in microseconds."""
+
+    start_us: int
+    end_us: int
+
+    @property
+    def duration_us(self) -> int:
+        """Length of the interval, never negative."""
+        return max(0, self.end_us - self.start_us)
+
+
+class DraftItem(msgspec.Struct, frozen=True, array_like=True):
+    """What the drafter has to learn about one request before it drafts for it.
+
+    The first `base` tokens of its context are known to the drafter; `tokens` follow them. At most `limit` tokens are of use.
+    """
+
+    request_id: str
+    base: int
+    tokens: list[int]
+    limit: int
+
+
+class DraftBatch(msgspec.Struct, frozen=True, tag="draft"):
+    """One order to the drafter: propose up to `num_tokens` tokens for each item. `round` grows with every order."""
+
+    round: int
+    num_tokens: int
+    items: list[DraftItem]
+
+
+class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
+    """The drafter's answer to the order with the same `round`.
+
+    `tokens` is [n, k], row i for `request_ids[i]`; a row is empty where the drafter had no room for the request.
+    `logprobs` is [n, k] or none; `distributions` is [n, k, vocabulary] or none, and only then may tokens be sampled:
+    without distributions they are the argmax.
+    """
+
+    round: int
+    request_ids: list[str]
+    tokens: list[list[int]]
+    span: Span
+    logprobs: list[list[float]] | None = None
+    distributions: list[list[list[float]]] | None = None
+
+
+class StepRecord(msgspec.Struct, frozen=True, tag="step"):
+    """One pass of the target, from the end of scheduling to the return of its output.
+
+    `measured_*_time` are seconds; `measured_draft_time` is what the drafts verified here took the drafter, `measured_overhead_time`
+    is what the engine loop spent on scheduling and bookkeeping. `gap_us` is how long the target was idle since its previous pass while
+    requests ran, none where none ran. `side` is -1 where no side was due. `side_requests` are the running requests of each side.
+    `drafter_wait_us` is how long the step waited for the drafter, none where no draft was due. `drafts` holds (drafted,
+    accepted) for each verified draft; `dropped` counts draft tokens that were not verified, by reason.
+    """
+
+    step: int
+    start_us: int
+    end_us: int
+    mode: Mode
+    side: int
+    is_prompt_run: bool
+    is_parallelised: bool
+    batched_requests: int
+    preempted_requests: int
+    batched_token_num: int
+    proposed_len: int
+    verify_len: int
+    accepted_num: int
+    generated_num: int
+    measured_draft_time: float
+    measured_target_time: float
+    measured_overhead_time: float
+    gap_us: int | None
+    num_speculative_tokens: int
+    side_requests: tuple[int, int]
+    drafter_wait_us: int | None
+    drafts: list[tuple[int, int]]
+    dropped: dict[str, int]
+    fallback_reason: str | None = None
+
+
+class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
+    """One finished request (each choice of an n > 1 request is one). `first_token_us` is 0 where no token came."""
+
+    request_id: str
+    start_us: int
+    first_token_us: int
+    end_us: int
+    prompt_len: int
+    gen_len: int
+    finish_reason: str
+
+
+class DraftRecord(msgspec.Struct, frozen=True, tag="drafted"):
+    """One answered order: how long the drafter worked, how much of that the target's passes hid, tokens proposed per position."""
+
+    round: int
+    start_us: int
+    end_us: int
+    hidden_us: int
+    batched_requests: int
+    drafted_per_position: list[int]
+
+
+class DrafterRecord(msgspec.Struct, frozen=True, tag="drafter"):
+    """A change in the drafter's health. `restarted` is set on the change that a restart made; `message` says what went wrong."""
+
+    up: bool
+    restarted: bool
+    reason: str
+    message: str = ""
+
+
+class ModeRecord(msgspec.Struct, frozen=True, tag="mode"):
+    """The mode and the number of draft tokens in force from now on."""
+
+    mode: Mode
+    num_speculative_tokens: int
+
+
+Record = StepRecord | RequestRecord | DraftRecord | DrafterRecord | ModeRecord
+
+
+def now_us() -> int:
+    """The host's monotonic clock in microseconds; comparable between processes of one host."""
+    return time.monotonic_ns() // 1000

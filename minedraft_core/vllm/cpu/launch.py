@@ -1,0 +1,60 @@
+"""Starts the draft process that a vLLM engine on CPU asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from minedraft_core.config import PipelineConfig
+from minedraft_core.supervisor import DraftSupervisor
+from minedraft_core.types import DrafterRecord, Record
+from minedraft_core.vllm.cpu.client import DraftProcess
+from minedraft_core.vllm.cpu.messages import DraftProcessConfig
+
+logger = init_logger(__name__)
+
+
+def process_config(config: PipelineConfig, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> DraftProcessConfig:
+    """The drafter's KV cache holds as many tokens as the target's, or as all running requests can have, whichever is less."""
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    draft_model = config.speculative.model
+    assert draft_model is not None
+    target_tokens = kv_cache_config.num_blocks * vllm_config.cache_config.block_size
+    reach = model.max_model_len + config.speculative.num_speculative_tokens
+    return DraftProcessConfig(
+        model=draft_model,
+        target_model=str(model.tokenizer),
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=reach,
+        max_num_seqs=scheduler.max_num_seqs,
+        kv_tokens=min(target_tokens + reach, scheduler.max_num_seqs * reach),
+        vocab_size=model.get_vocab_size(),
+        cores=config.drafter.cores,
+        trust_remote_code=model.trust_remote_code,
+        replay=config.drafter.replay,
+        replay_acceptance=config.drafter.replay_acceptance,
+    )
+
+
+def supervised_drafting(
+    config: PipelineConfig,
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    report: Callable[[Record], None],
+) -> DraftSupervisor:
+    """A drafter that is loaded. Raises DrafterFault where it cannot be."""
+    wanted = process_config(config, vllm_config, kv_cache_config)
+
+    def announce(record: DrafterRecord) -> None:
+        if record.up:
+            logger.info("Drafter %s is up.", wanted.model)
+        else:
+            logger.error("Drafter %s is down (%s): %s. The target goes on without drafts.", wanted.model, record.reason, record.message)
+        report(record)
+
+    supervisor = DraftSupervisor(lambda: DraftProcess(wanted), config.drafter, wanted.vocab_size, announce)
+    supervisor.start()
+    return supervisor

@@ -1,0 +1,48 @@
+"""The cadence over vLLM's schedulers: one mixin for both devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
+
+from minedraft_core.sides import Cadence
+from minedraft_core.types import Side
+
+_Base = Scheduler if TYPE_CHECKING else object
+_NEVER = 1 << 62
+
+
+class CadenceMixin(_Base):
+    """Schedules only the side whose turn it is, by vLLM's own `next_decode_eligible_step`. Requests still in prefill are always eligible.
+
+    Set `cadence` before the first step.
+    """
+
+    cadence: Cadence
+    due: Side | None = None
+
+    def begin_turn(self) -> None:
+        """Decide whose turn it is and make everybody else wait. Call once before vLLM schedules a step."""
+        self.due = self.cadence.advance()
+        visited = set(self.cadence.members(self.due))
+        for request in self.running:
+            request_id = request.request_id
+            request.next_decode_eligible_step = 0 if request_id in visited or request_id not in self.cadence else _NEVER
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        super()._update_after_schedule(scheduler_output)
+        for request_id in scheduler_output.num_scheduled_tokens:
+            if not self.requests[request_id].is_prefill_chunk and request_id not in self.cadence:
+                self.cadence.admit(request_id)
+
+    def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
+        super()._preempt_request(request, timestamp, drop_stale_output)
+        request.next_decode_eligible_step = 0
+        self.cadence.leave(request.request_id)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[dict[str, object] | None, dict[str, object] | None]:
+        self.cadence.leave(request.request_id)
+        return super()._free_request(request, delay_free_blocks)

@@ -1,0 +1,133 @@
+"""The ASGI application, put together from its collaborators."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException
+
+from server.completions import CompletionRunner
+from server.engine import Engine
+from server.errors import APIError
+from server.lifecycle import Lifecycle
+from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
+from server.prompts import PromptReader
+from server.protocol import CompletionRequest
+from server.responses import json_schema
+from server.routes import (
+    IGNORED_FIELDS_HEADER,
+    CompletionService,
+    completion_router,
+    health_router,
+    hidden_token_ids,
+    metrics_router,
+    model_router,
+)
+from server.settings import Settings
+
+
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document; completion bodies are read by hand, so their schemas are added here."""
+        if self.openapi_schema is None:
+            document = get_openapi(title=self.title, version=self.version, routes=self.routes)
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            request = CompletionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= request.pop("$defs", {}) | {"CompletionRequest": request} | json_schema()[1]
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+def create_app(
+    engine: Engine,
+    settings: Settings,
+    *,
+    lifecycle: Lifecycle | None = None,
+    registries: Iterable[Collector] = (),
+    routers: Iterable[APIRouter] = (),
+) -> FastAPI:
+    """The application over `engine`.
+
+    `registries` are served at /metrics; `routers` are added as they are, behind the API key. The engine stays the caller's to shut down.
+    """
+    lifecycle = lifecycle or Lifecycle(engine, settings.drain_timeout)
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        executor.shutdown(wait=False, cancel_futures=True)
+
+    version = _version()
+    app = _Application(title="MineDraft", version=version, lifespan=lifespan, redirect_slashes=False)
+    tokenizer, model = engine.get_tokenizer(), engine.model_config
+    models = settings.served_model_name or (settings.model or model.model,)
+    service = CompletionService(
+        engine=engine,
+        settings=settings,
+        lifecycle=lifecycle,
+        reader=PromptReader(tokenizer, model, executor),
+        runner=CompletionRunner(engine, tokenizer),
+        models=models,
+        defaults=model.get_diff_sampling_param(),
+        hidden_ids=hidden_token_ids(tokenizer),
+    )
+    app.include_router(completion_router(service))
+    app.include_router(model_router(models, model.model, model.max_model_len, int(time.time())))
+    app.include_router(health_router(engine, lifecycle, version))
+    app.include_router(metrics_router(registries))
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(APIError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_middleware(app, settings)
+    return app
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    # The last one added is the outermost.
+    if settings.api_key:
+        keys = [key.get_secret_value() for key in settings.api_key]
+        open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]
+        app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths)
+    if settings.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_allow_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER],
+        )
+    app.add_middleware(RequestContext, access_log=settings.access_log)
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, APIError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path}; see /docs for what there is"
+    elif error.status_code == 405:
+        message = f"{request.method} is not allowed at {request.url.path}; use {(error.headers or {}).get('Allow', 'another method')}"
+    return APIError(error.status_code, message, headers=error.headers).response()
+
+
+def _version() -> str:
+    try:
+        return distribution_version("minedraft")
+    except PackageNotFoundError:
+        return "0+unknown"

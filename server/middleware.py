@@ -1,0 +1,105 @@
+"""What surrounds every request: its id, the access log, the API key. Pure ASGI, so streams pass through untouched."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.completions import Tally
+from server.errors import APIError, bad_request, from_engine
+
+_access = logging.getLogger("minedraft.access")
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_BAD_ID = bad_request(f"{REQUEST_ID_HEADER} may hold 1 to 128 letters, digits and . _ : / + = @ -", code="invalid_request_id")
+_CLIENT_CLOSED = 499
+
+
+class RequestContext:
+    """Gives every request an id and a tally, logs it when it ends, and turns what nobody caught into a 500."""
+
+    def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
+        self._app = app
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _header(scope, b"x-request-id")
+        valid = given is None or _REQUEST_ID.fullmatch(given) is not None
+        request_id = given.decode() if given is not None and valid else uuid.uuid4().hex
+        tally = Tally()
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "own_id": given is None, "tally": tally}
+        started = time.monotonic()
+        status = _CLIENT_CLOSED
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        app = self._app if valid else _BAD_ID.response()
+        try:
+            await app(scope, receive, send_with_id)
+        except Exception as error:
+            if status != _CLIENT_CLOSED:
+                raise
+            await from_engine(error).response()(scope, receive, send_with_id)
+        finally:
+            if self._access_log:
+                _log(scope, status, time.monotonic() - started, request_id, tally)
+
+
+class ApiKeys:
+    """Lets a request through if it bears one of the keys (RFC 6750), compared in constant time."""
+
+    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._allowed(scope):
+            headers = {"WWW-Authenticate": "Bearer"}
+            message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
+            await APIError(401, message, code="invalid_api_key", headers=headers).response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def _log(scope: Scope, status: int, seconds: float, request_id: str, tally: Tally) -> None:
+    fields = {
+        "method": scope["method"],
+        "path": scope["path"],
+        "status": status,
+        "duration_ms": round(seconds * 1000, 1),
+        "request_id": request_id,
+        "client": scope["client"][0] if scope.get("client") else None,
+        "prompt_tokens": tally.prompt_tokens,
+        "completion_tokens": tally.completion_tokens,
+    }
+    _access.info("%s %s %d", scope["method"], scope["path"], status, extra={"fields": fields})

@@ -1,0 +1,212 @@
+"""The body of POST /v1/completions, checked field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from server.errors import APIError, bad_request
+
+MAX_STOP_STRINGS = 4
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+_INT32_MAX = 2**31 - 1
+
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+_PROMPT_FORMS = "give a string, a list of strings, a list of token ids or a list of lists of token ids"
+_MOVED = "removed in vLLM 0.12; use structured_outputs with the key {}"
+_REFUSED: dict[str, str] = {
+    "guided_json": _MOVED.format("json"),
+    "guided_regex": _MOVED.format("regex"),
+    "guided_choice": _MOVED.format("choice"),
+    "guided_grammar": _MOVED.format("grammar"),
+    "structural_tag": _MOVED.format("structural_tag"),
+    "guided_whitespace_pattern": _MOVED.format("whitespace_pattern"),
+    "guided_decoding_backend": "removed in vLLM 0.12; the backend is chosen when the server starts",
+    "use_beam_search": "beam search is not supported; use n with temperature",
+    "prompt_embeds": "embeddings are not supported; give prompt",
+    "prompt_logprobs": "use echo with logprobs, which returns the prompt's log-probabilities",
+    "logprob_token_ids": "not supported; use logprobs",
+    "return_tokens_as_token_ids": "not supported; use return_token_ids",
+    "kv_transfer_params": "disaggregated serving is not supported",
+    "truncation_side": "the last tokens are always kept; leave it out",
+    "thinking_token_budget": "not supported for completions",
+    "repetition_detection": "not supported; use repetition_penalty",
+    "stream_interval": "every step is streamed at once; leave it out",
+    "cache_salt": "not supported",
+}
+
+
+def _checked_prompt(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    kinds = set(map(type, value)) if isinstance(value, list) else {None}
+    if kinds <= {int} or kinds == {str}:
+        return value
+    if kinds == {list} and set(map(type, (token for ids in value for token in ids))) <= {int}:
+        return value
+    raise ValueError(_PROMPT_FORMS)
+
+
+def _checked_stop(value: list[str]) -> list[str]:
+    if len(value) > MAX_STOP_STRINGS:
+        raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings are allowed, {len(value)} were given")
+    if "" in value:
+        raise ValueError("a stop string cannot be empty")
+    return value
+
+
+Stop = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+    AfterValidator(_checked_stop),
+]
+
+
+class _Body(BaseModel):
+    """Strict, and null means the default."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_default(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            return {key: value for key, value in data.items() if value is not None}
+        return data
+
+
+class StreamOptions(_Body):
+    """What a stream reports besides the text."""
+
+    include_usage: bool = Field(default=False, description="end the stream with a chunk that holds the token counts")
+    continuous_usage_stats: bool = Field(default=False, description="with include_usage: running counts in every chunk")
+
+
+class JsonSchemaFormat(_Body):
+    """A named JSON schema."""
+
+    name: str = ""
+    description: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = False
+
+
+class ResponseFormat(_Body):
+    """What the text must be: anything, a JSON object, or JSON that matches a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Body):
+    """Exactly one constraint on the text, with vLLM's names."""
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json", serialization_alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+
+class CompletionRequest(_Body):
+    """OpenAI's fields, then vLLM's. A field given as null takes its default; unknown fields are ignored and reported."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = Field(default=None, description="a served name; without one, the first")
+    prompt: Annotated[Prompt, BeforeValidator(_checked_prompt)] = Field(description="text or token ids, one or several")
+    max_tokens: int = Field(default=16, ge=0, le=_INT32_MAX, description="most tokens to generate; 0 only with echo")
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; default 1 or the model's own")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    n: int = Field(default=1, ge=1, description="choices for each prompt")
+    best_of: int | None = Field(default=None, description="only null or equal to n")
+    stream: bool = False
+    stream_options: StreamOptions | None = Field(default=None, description="only with stream")
+    logprobs: int | None = Field(default=None, ge=-1, le=_INT32_MAX, description="alternatives per token")
+    echo: bool = Field(default=False, description="begin the text with the prompt")
+    stop: Stop = Field(default=[], description=f"up to {MAX_STOP_STRINGS} strings that end the text")
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = Field(default=None, description="token id to a number from -100 to 100")
+    seed: int | None = Field(default=None, ge=_INT64_MIN, le=_INT64_MAX)
+    user: str | None = Field(default=None, description="accepted, not used")
+    suffix: str | None = Field(default=None, description="only null or empty")
+    response_format: ResponseFormat | None = None
+
+    top_k: int | None = Field(default=None, ge=-1, le=_INT32_MAX, description="0 and -1: all tokens")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0, le=_INT32_MAX)
+    stop_token_ids: list[int] = []
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    add_special_tokens: bool = Field(default=True, description="put the model's own first token before a text prompt")
+    truncate_prompt_tokens: int | None = Field(
+        default=None, ge=-1, le=_INT32_MAX, description="keep only the last tokens; -1: as many as fit"
+    )
+    return_token_ids: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    priority: int = Field(default=0, ge=_INT64_MIN, le=_INT64_MAX, description="lower runs earlier, if the engine ranks")
+
+    @property
+    def ignored_fields(self) -> list[str]:
+        """Names of the given fields that mean nothing here."""
+        return list(self.model_extra or ())
+
+    @classmethod
+    def parse(cls, body: bytes) -> CompletionRequest:
+        """Read a JSON body. NaN and infinities are no JSON and refused (RFC 8259, section 6).
+
+        Raises APIError (400) that names the field at fault.
+        """
+        try:
+            data = msgspec.json.decode(body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        if not isinstance(data, dict):
+            raise bad_request("the body must be a JSON object", code="invalid_json")
+        for name, reason in _REFUSED.items():
+            if data.get(name) not in (None, False):
+                raise bad_request(f"{name}: {reason}", name, "unsupported_field")
+        try:
+            request = cls.model_validate(data)
+        except ValidationError as error:
+            raise _explain(error) from None
+        _check_together(request)
+        return request
+
+
+def _check_together(request: CompletionRequest) -> None:
+    if request.best_of is not None and request.best_of != request.n:
+        raise bad_request(f"best_of is {request.best_of}; all n = {request.n} choices are returned: leave it out", "best_of")
+    if request.suffix:
+        raise bad_request("suffix is not supported: the model completes text at its end only", "suffix")
+    if request.max_tokens == 0 and not request.echo:
+        raise bad_request("max_tokens is 0; give at least 1, or set echo to get the prompt back", "max_tokens")
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options is allowed only with stream: true", "stream_options")
+
+
+def _explain(error: ValidationError) -> APIError:
+    fault = error.errors(include_url=False)[0]
+    param = ".".join(str(part) for part in fault["loc"] if not (isinstance(part, str) and "[" in part)) or None
+    if fault["type"] == "missing":
+        return bad_request(f"{param} is required", param, "missing_field")
+    message = fault["msg"].removeprefix("Value error, ")
+    shown = repr(fault["input"])
+    if len(shown) > 80:
+        shown = f"{shown[:77]}..."
+    return bad_request(f"{param} cannot be {shown}: {message[:1].lower()}{message[1:]}", param, "invalid_value")

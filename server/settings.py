@@ -1,0 +1,146 @@
+"""MineDraft's own settings. What is not here belongs to vLLM and is handed on to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from minedraft_core.config import DrafterConfig, MineDraftConfig
+
+ENV_PREFIX = "MINEDRAFT_"
+_CORES = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+def _as_list(value: Any) -> Any:
+    if isinstance(value, str):
+        return json.loads(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _as_cores(value: Any) -> Any:
+    items = [value] if isinstance(value, str | int) else value
+    if not items:
+        return items
+    cores: list[int] = []
+    for part in ",".join(map(str, items)).split(","):
+        match = _CORES.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part!r} is neither a core nor a range of cores")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the range {part!r} runs backwards")
+        cores.extend(range(first, last + 1))
+    if len(set(cores)) != len(cores):
+        raise ValueError("a core is named twice")
+    return cores
+
+
+def _as_speculative(value: Any) -> Any:
+    return value if isinstance(value, MineDraftConfig) else MineDraftConfig.parse(value)
+
+
+def _usable_key(key: SecretStr) -> SecretStr:
+    if not key.get_secret_value().strip():
+        raise ValueError("a key cannot be empty")
+    return key
+
+
+def _whole_or_scheme(origin: str) -> str:
+    if origin != "*" and not origin.startswith(("http://", "https://")):
+        raise ValueError("an origin is * or begins with http:// or https://")
+    return origin
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], NoDecode, BeforeValidator(_as_list)]
+Origins = Annotated[tuple[Annotated[str, AfterValidator(_whole_or_scheme)], ...], NoDecode, BeforeValidator(_as_list)]
+Keys = Annotated[tuple[Annotated[SecretStr, AfterValidator(_usable_key)], ...], NoDecode, BeforeValidator(_as_list)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode, BeforeValidator(_as_cores)]
+Milliseconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Speculative = Annotated[MineDraftConfig, NoDecode, BeforeValidator(_as_speculative)]
+
+
+class Settings(BaseSettings):
+    """Each field is a flag (`--max-n`), an environment variable (`MINEDRAFT_MAX_N`) and a key of the YAML file (`max_n`)."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_ignore_empty=True, allow_inf_nan=False)
+
+    model: str | None = Field(default=None, min_length=1, description="folder or name of the target model; without one, the embedded model")
+    served_model_name: Names = Field(default=(), description="names that requests may use; without one, the model's own")
+    speculative_config: Speculative = Field(
+        default=MineDraftConfig(),
+        description="JSON object: `model`, `num_speculative_tokens` (0 to 64), `is_parallel`; empty decodes plainly",
+    )
+
+    cache: Path | None = Field(
+        default=None, description="folder for the prepared embedded model; without one, `minedraft` in the user's cache folder"
+    )
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 to 65535; 0 takes a free one")
+    api_key: Keys = Field(default=(), description="keys that clients may send as a bearer token; without one, no key is asked for")
+    api_key_file: Path | None = Field(default=None, description="file with one key a line, added to `api_key`")
+    metrics_open: bool = Field(default=False, description="serve /metrics without a key")
+    cors_allow_origins: Origins = Field(default=(), description="web origins that browsers may call from; `*` for all")
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
+    max_n: int = Field(default=128, ge=1, description="largest `n` of a request, at least 1")
+    max_choices: int = Field(default=1024, ge=1, description="largest number of prompts times `n` of a request, at least 1")
+    drain_timeout: float = Field(default=30.0, ge=0, description="seconds that running requests get after SIGTERM, 0 or more")
+
+    slo_ttft_ms: Milliseconds | None = Field(
+        default=None, description="objective for the time to the first token, above 0 ms; none: no limit"
+    )
+    slo_tpot_ms: Milliseconds | None = Field(
+        default=None, description="objective for the time per output token after the first, above 0 ms; none: no limit"
+    )
+    slo_e2e_ms: Milliseconds | None = Field(default=None, description="objective for a whole request, above 0 ms; none: no limit")
+    trace: Path | None = Field(default=None, description="file that gets one JSON object for each step and request")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
+    access_log: bool = Field(default=True, description="log every request, without its prompt")
+
+    wait_for_gpus: int = Field(default=0, ge=0, description="hold the start until so many GPUs are free, 0 or more")
+    target_cores: Cores = Field(default=(), description="CPU cores of the target, such as `0-3,8`; without any, the engine chooses")
+    drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the system chooses")
+    drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
+    drafter_answer_timeout: Seconds = Field(
+        default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
+    )
+    drafter_restart_backoff: Seconds = Field(
+        default=1.0, description="seconds before the first restart, above 0; doubles with each failure in a row"
+    )
+    drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
+
+    @property
+    def drafter(self) -> DrafterConfig:
+        """How the draft process is run."""
+        return DrafterConfig(
+            cores=self.drafter_cores,
+            start_timeout=self.drafter_start_timeout,
+            answer_timeout=self.drafter_answer_timeout,
+            restart_backoff=self.drafter_restart_backoff,
+            restart_backoff_max=self.drafter_restart_backoff_max,
+        )
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def settings_table() -> str:
+    """The fields as a Markdown table, for the README."""
+    rows = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _shown(default: Any) -> str:
+    if default is None or default == () or default == MineDraftConfig():
+        return ""
+    return f"`{json.dumps(default)}`" if isinstance(default, bool) else f"`{default}`"

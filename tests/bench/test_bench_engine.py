@@ -1,0 +1,56 @@
+"""The command on real engines, with settings as small as they get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from minedraft_core.bench.cli import bench_app
+from minedraft_core.embedded import prepare
+
+SMALL = "--max-tokens 24 --repeats 1 --warmup 0 --max-model-len 512 --enforce-eager --kv-cache-memory-bytes 512M --max-num-seqs 32"
+RUNNER = CliRunner()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_parallel_beside_off_on_a_replay(tmp_path: Path) -> None:
+    models = prepare(progress=False)
+    file, prompts = tmp_path / "rows.json", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Count to ten."}\n{"turns": ["Name three rivers."]}\n')
+    options = ["--model", str(models.target), "--draft", str(models.draft), "--prompts", str(prompts), "--json", str(file)]
+    result = RUNNER.invoke(
+        bench_app, ["engine", *options, "--modes", "off,parallel", "--concurrency", "2", "--acceptance", "1", *SMALL.split()]
+    )
+    assert result.exit_code == 0, result.output
+    off, all_cores, parallel = msgspec.json.decode(file.read_bytes())["rows"]
+    assert [off["mode"], all_cores["mode"], parallel["mode"]] == ["off", "off-all-cores", "parallel"]
+    assert all(row["tokens_per_second"] > 0 and row["verify_ms"] > 0 for row in (off, all_cores, parallel))
+    assert off["acceptance_length"] is None
+    assert parallel["acceptance"] == "replayed p=1"
+    # The embedded drafter alone is accepted far less often.
+    assert parallel["acceptance_length"] > 3.0
+    assert 0.0 < parallel["hidden_share"] <= 1.0
+    assert "replayed p=1" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--modes", "fast"], "--modes: 'fast' is not possible"),
+        (["--concurrency", "one"], "--concurrency: 'one'"),
+        (["--modes", "parallel", "--acceptance", "0.5"], "put off first"),
+        (["--modes", "sequential", "--draft", ""], "--draft"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--concurrency", "8", "--max-num-seqs", "4"], "--max-num-seqs: 4 cannot run 8 requests"),
+        (["--speculative-config", "{}"], "--speculative-config is set by MineDraft"),
+        (["--json", "/nowhere/rows.json"], "/nowhere/rows.json"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, options: list[str], message: str) -> None:
+    result = RUNNER.invoke(bench_app, ["engine", "--model", str(tmp_path), "--draft", "owner/draft", *options])
+    assert result.exit_code == 2
+    assert message in result.output

