@@ -11,10 +11,10 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
 setup:  ## install what the lock files name into .venv, development tools included
-	@scripts/setup dev
+	@.ci/setup dev
 
 serve:  ## serve the embedded model, or what ARGS names
-	@scripts/setup run
+	@.ci/setup run
 	@exec $(VENV)/minedraft serve $(ARGS)
 
 test: setup  ## run the tests but the slow ones; ARGS go to pytest
@@ -28,7 +28,7 @@ check: setup  ## format, lint, types, import rules, locks
 	@$(VENV)/ruff check .
 	@$(VENV)/python -m mypy
 	@$(VENV)/lint-imports --no-logo
-	@$(VENV)/python scripts/check_locks.py
+	@$(VENV)/python .ci/check_locks.py
 
 format: setup  ## format, and repair what ruff can
 	@$(VENV)/ruff check --fix-only --quiet .

@@ -45,8 +45,8 @@ def accept_probabilistic(
 ) -> torch.Tensor:
     """Speculative sampling for drafts drawn from `draft_probs`: accept with min(1, p/q), else draw from the rest of p above q.
 
-    target_probs: float [requests, k + 1, vocabulary], the last position for the token after all drafts. drafts: integers [requests, k], each
-    drawn from draft_probs, float [requests, k, vocabulary]. uniforms: float [requests, k] in [0, 1). exponentials: float [requests,
+    target_probs: float [requests, k + 1, vocabulary], the last position for the token after all drafts. drafts: integers [requests, k],
+    each drawn from draft_probs, float [requests, k, vocabulary]. uniforms: float [requests, k] in [0, 1). exponentials: float [requests,
     k + 1, vocabulary], independent draws of the standard exponential law; argmax(p / e) is then a draw from p.
     Returns int32 [requests, k + 1]: accepted drafts and one further token, then PAD.
     """
@@ -57,6 +57,8 @@ def accept_probabilistic(
     accepted = (uniforms * q < p).int().cumprod(dim=1).sum(dim=1)
     remainder = target_probs.clone()
     remainder[:, :length] = (target_probs[:, :length] - draft_probs).clamp(min=0)
+    # Rounding can leave nothing where p and q agree; the draft's rejection is then itself a matter of rounding, and p is the law.
+    remainder = torch.where(remainder.sum(dim=-1, keepdim=True) > 0, remainder, target_probs)
     own = (remainder / exponentials).argmax(dim=-1).to(torch.int32)
     columns = torch.arange(length + 1, device=drafts.device)
     proposed = torch.cat([drafts.to(torch.int32), own[:, -1:]], dim=1)

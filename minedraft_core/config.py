@@ -88,4 +88,5 @@ class PipelineConfig(BaseModel):
 
     speculative: MineDraftConfig = MineDraftConfig()
     drafter: DrafterConfig = DrafterConfig()
+    target_cores: tuple[int, ...] = Field(default=(), description="CPU cores of the target; empty leaves the choice to the system")
     feed_address: str | None = Field(default=None, description="where the engine pushes its records (a ZeroMQ address); none: nowhere")

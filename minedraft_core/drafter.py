@@ -8,7 +8,7 @@ from typing import Protocol
 from minedraft_core.types import DraftBatch, DraftResult, Span, now_us
 
 
-class DrafterFault(Exception):
+class DrafterError(Exception):
     """The drafter died, hung or answered nonsense. `reason` is one word for metrics, the message says what happened."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -17,7 +17,7 @@ class DrafterFault(Exception):
 
 
 class Drafter(Protocol):
-    """A draft model on a device of its own. Every method may raise DrafterFault; none blocks longer than it says."""
+    """A draft model on a device of its own. Every method may raise DrafterError; none blocks longer than it says."""
 
     def ready(self) -> bool:
         """Whether the model is loaded. Never waits."""
@@ -59,12 +59,12 @@ class InlineDrafter:
         for item in batch.items:
             context = self._contexts.setdefault(item.request_id, [])
             if len(context) != item.base:
-                raise DrafterFault("rubbish", f"request {item.request_id}: told {item.base} tokens, know {len(context)}")
+                raise DrafterError("rubbish", f"request {item.request_id}: told {item.base} tokens, know {len(context)}")
             context.extend(item.tokens)
             rows.append(self._propose(context, item.limit))
         self._answers.append(DraftResult(batch.round, [item.request_id for item in batch.items], rows, Span(begin, now_us())))
 
-    def collect(self, timeout: float) -> list[DraftResult]:  # noqa: ARG002 - answers are always here already
+    def collect(self, timeout: float) -> list[DraftResult]:
         """All answers since the last call."""
         answers, self._answers = self._answers, []
         return answers

@@ -1,6 +1,6 @@
 """The one channel from the engine to the server: records out, never blocking.
 
-The engine's processes push, the server pulls. A full queue drops records and counts them; the count travels with the next message.
+Processes push, the server pulls. A full queue drops records and counts them; the count travels with the next message that goes out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_MS = 200
 
 
 class FeedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Records of one engine step. `dropped` counts records that the sender has lost so far."""
+    """Records of one engine step. `dropped` counts records that this sender lost since its previous message."""
 
     dropped: int
     records: list[Record]
@@ -63,6 +63,7 @@ class FeedWriter:
         """Send the records of one step, or count them as dropped where the queue is full."""
         try:
             self._socket.send(self._encoder.encode(FeedMessage(self._dropped, list(records))), zmq.NOBLOCK)
+            self._dropped = 0
         except zmq.Again:
             self._dropped += len(records)
 

@@ -51,7 +51,6 @@ class PipelineMetrics:
         self.registry = CollectorRegistry()
         self._levels, self._clock = levels, clock
         self._drafting: deque[tuple[float, int, int]] = deque()
-        self._feed_lost = 0
         self._declare(max_tokens)
 
     def _declare(self, max_tokens: int) -> None:
@@ -113,9 +112,7 @@ class PipelineMetrics:
 
     def __call__(self, message: FeedMessage) -> None:
         """Take in the records of one message."""
-        if message.dropped > self._feed_lost:
-            self._feed_dropped.inc(message.dropped - self._feed_lost)
-            self._feed_lost = message.dropped
+        self._feed_dropped.inc(message.dropped)
         for record in message.records:
             self.observe(record)
 

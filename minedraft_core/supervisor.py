@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from minedraft_core.config import DrafterConfig
-from minedraft_core.drafter import Drafter, DrafterFault
+from minedraft_core.drafter import Drafter, DrafterError
 from minedraft_core.ledger import Context, DraftLedger
 from minedraft_core.types import DraftBatch, DrafterRecord, DraftResult
 
@@ -74,7 +74,7 @@ class NoDrafting:
     def order(self, contexts: Mapping[str, Context], num_tokens: int) -> None:
         """Nothing to do."""
 
-    def gather(self, request_ids: Collection[str]) -> Gathered:  # noqa: ARG002 - nobody drafts, whatever is asked
+    def gather(self, request_ids: Collection[str]) -> Gathered:
         """Nothing comes."""
         return Gathered()
 
@@ -120,16 +120,13 @@ class DraftSupervisor:
         return self._up
 
     def start(self) -> None:
-        """Launch the drafter and wait until it is loaded. Raises DrafterFault where it cannot be."""
+        """Launch the drafter and wait until it is loaded. Raises DrafterError where it cannot be."""
         self._launched_at = self._clock()
         self._launches += 1
         drafter = self._drafter = self._launch()
         try:
-            while not drafter.ready():
-                if self._clock() - self._launched_at > self._config.start_timeout:
-                    raise DrafterFault("hang", f"the draft model was not loaded within {self._config.start_timeout:g} s")
-                time.sleep(_POLL_START)
-        except DrafterFault:
+            self._await_ready(drafter)
+        except DrafterError:
             drafter.close()
             raise
         self._mark_up()
@@ -179,6 +176,15 @@ class DraftSupervisor:
             self._drafter.close()
         self._drafter, self._up = None, False
 
+    def _await_ready(self, drafter: Drafter) -> None:
+        while not drafter.ready():
+            self._check_load_time()
+            time.sleep(_POLL_START)
+
+    def _check_load_time(self) -> None:
+        if self._clock() - self._launched_at > self._config.start_timeout:
+            raise DrafterError("hang", f"the draft model was not loaded within {self._config.start_timeout:g} s")
+
     def _working(self) -> Drafter:
         assert self._drafter is not None
         return self._drafter
@@ -187,7 +193,7 @@ class DraftSupervisor:
     def _faults_contained(self) -> Iterator[None]:
         try:
             yield
-        except DrafterFault as fault:
+        except DrafterError as fault:
             self._fail(fault)
 
     def _receive(self, wait: float) -> None:
@@ -198,7 +204,7 @@ class DraftSupervisor:
             for answer in self._working().collect(wait):
                 batch, sent_at = self._unanswered.pop(answer.round, (None, 0.0))
                 if batch is None:
-                    raise DrafterFault("rubbish", f"an answer to order {answer.round}, which is not open")
+                    raise DrafterError("rubbish", f"an answer to order {answer.round}, which is not open")
                 self._lost += sum(map(len, answer.tokens))
                 self._validate(batch, answer)
                 self._lost -= sum(map(len, answer.tokens))
@@ -212,10 +218,10 @@ class DraftSupervisor:
 
     def _validate(self, batch: DraftBatch, answer: DraftResult) -> None:
         if answer.request_ids != [item.request_id for item in batch.items] or len(answer.tokens) != len(answer.request_ids):
-            raise DrafterFault("rubbish", f"the answer to order {batch.round} is for other requests than asked")
+            raise DrafterError("rubbish", f"the answer to order {batch.round} is for other requests than asked")
         for item, row in zip(batch.items, answer.tokens, strict=True):
             if len(row) > item.limit or any(not 0 <= token < self._vocab_size for token in row):
-                raise DrafterFault("rubbish", f"the answer to order {batch.round} holds a draft that is too long or no token: {row}")
+                raise DrafterError("rubbish", f"the answer to order {batch.round} holds a draft that is too long or no token: {row}")
 
     def _patience(self) -> float:
         recent = max(self._latencies, default=self._config.answer_timeout)
@@ -231,13 +237,14 @@ class DraftSupervisor:
             with self._faults_contained():
                 if self._drafter.ready():
                     self._mark_up()
-                elif now - self._launched_at > self._config.start_timeout:
-                    raise DrafterFault("hang", "the draft model was not loaded in time")
+                else:
+                    self._check_load_time()
         elif self._overdue(now):
             # Answers may have come while no request ran; the engine loop's own pause is not the drafter's.
             self._receive(0.0)
-            if self._up and self._overdue(now):
-                self._fail(DrafterFault("hang", f"no answer for {self._config.answer_timeout:g} s"))
+            with self._faults_contained():
+                if self._overdue(now):
+                    raise DrafterError("hang", f"no answer for {self._config.answer_timeout:g} s")
 
     def _overdue(self, now: float) -> bool:
         oldest = min((sent_at for _, sent_at in self._unanswered.values()), default=now)
@@ -253,7 +260,7 @@ class DraftSupervisor:
         self._up = True
         self._report(DrafterRecord(up=True, restarted=self._launches > 1, reason="loaded"))
 
-    def _fail(self, fault: DrafterFault) -> None:
+    def _fail(self, fault: DrafterError) -> None:
         if self._drafter is not None:
             self._drafter.close()
         self._drafter, self._up = None, False

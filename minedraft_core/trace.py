@@ -43,7 +43,7 @@ class TraceWriter:
 
     def __call__(self, message: FeedMessage) -> None:
         """Write the message's steps and requests."""
-        lines = []
+        lines: list[TraceStep | RequestRecord] = []
         for record in message.records:
             if isinstance(record, StepRecord):
                 lines.append(msgspec.convert(record, TraceStep, from_attributes=True))

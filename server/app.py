@@ -21,6 +21,7 @@ from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
 from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
+from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
 from server.responses import json_schema
@@ -55,10 +56,12 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     registries: Iterable[Collector] = (),
     routers: Iterable[APIRouter] = (),
+    report: Report = ignore,
 ) -> FastAPI:
     """The application over `engine`.
 
-    `registries` are served at /metrics; `routers` are added as they are, behind the API key. The engine stays the caller's to shut down.
+    `registries` are served at /metrics; `routers` are added as they are, behind the API key; `report` gets a record of each
+    finished choice. The engine stays the caller's to shut down.
     """
     lifecycle = lifecycle or Lifecycle(engine, settings.drain_timeout)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
@@ -77,7 +80,7 @@ def create_app(
         settings=settings,
         lifecycle=lifecycle,
         reader=PromptReader(tokenizer, model, executor),
-        runner=CompletionRunner(engine, tokenizer),
+        runner=CompletionRunner(engine, tokenizer, report),
         models=models,
         defaults=model.get_diff_sampling_param(),
         hidden_ids=hidden_token_ids(tokenizer),

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from minedraft_core.bench.cli import bench_app
 from minedraft_core.config import ConfigError
 from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 CacheDir = Annotated[
     Path | None,

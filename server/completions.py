@@ -15,6 +15,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from server.engine import Engine, Tokenizer
 from server.errors import APIError, unavailable
 from server.logprobs import LogprobWriter, join
+from server.observation import Report, observed
 from server.prompts import Prompt
 from server.protocol import CompletionRequest
 from server.responses import Choice, Completion, Logprobs, Usage
@@ -101,9 +102,10 @@ class ChoiceWriter:
 class CompletionRunner:
     """Runs jobs on an engine."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, report: Report) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._report = report
 
     async def complete(self, job: Job, tally: Tally) -> Completion:
         """Run all choices to their end. Raises APIError or what the engine raises."""
@@ -195,7 +197,9 @@ class CompletionRunner:
         params = for_choice(job.params, choice)
         # A grammar takes long to check; as a raw prompt the engine does that in its own thread, not in the event loop.
         source = tokens_input(token_ids) if params.structured_outputs is None else TokensPrompt(prompt_token_ids=token_ids)
-        return self._engine.generate(source, params, job.engine_id(index), priority=job.request.priority, trace_headers=job.trace_headers)
+        request_id = job.engine_id(index)
+        outputs = self._engine.generate(source, params, request_id, priority=job.request.priority, trace_headers=job.trace_headers)
+        return observed(outputs, request_id, len(token_ids), self._report)
 
 
 def _check_finish(reason: str | None) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.embedded import prepare
-from minedraft_core.feed import FeedMessage, FeedReader
+from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
@@ -31,6 +31,9 @@ from server.settings import Settings
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
+# Compiling takes minutes and a C++ compiler; on two cores it gains little for so small a model.
+EMBEDDED_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16")
+EMBEDDED_DRAFT_TOKENS = 4
 
 
 class _EngineParser(FlexibleArgumentParser):
@@ -56,15 +59,18 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         reader, address, metrics = _open_feed(settings, stack)
         target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
-        config = PipelineConfig(speculative=settings.speculative_config, drafter=drafter, feed_address=address)
+        config = PipelineConfig(speculative=settings.speculative_config or MineDraftConfig(), drafter=drafter, feed_address=address)
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
         _place(settings, target_cores)
         engine = _start_engine(args)
         stack.callback(engine.shutdown)
         reader.start()
         stack.callback(reader.close)
+        feed = FeedWriter(address)
+        stack.callback(feed.close)
         lifecycle = Lifecycle(engine, settings.drain_timeout)
-        app = create_app(engine, settings, lifecycle=lifecycle, registries=[REGISTRY, metrics.registry])
+        registries = [REGISTRY, metrics.registry]
+        app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, report=lambda record: feed.push([record]))
         return await serve(app, lifecycle, settings, sock)
 
 
@@ -75,25 +81,29 @@ def with_embedded(settings: Settings) -> Settings:
     """
     speculative = settings.speculative_config
     if settings.model is not None:
-        if speculative.num_speculative_tokens and speculative.model is None:
+        if speculative is not None and speculative.num_speculative_tokens and speculative.model is None:
             raise ConfigError("--speculative-config: name a drafter with 'model'; only the embedded target brings one along")
         return settings
     models = prepare(settings.cache)
+    speculative = speculative or MineDraftConfig(num_speculative_tokens=EMBEDDED_DRAFT_TOKENS, is_parallel=True)
+    if speculative.num_speculative_tokens and speculative.model is None:
+        speculative = speculative.model_copy(update={"model": str(models.draft)})
     changes: dict[str, Any] = {
         "model": str(models.target),
         "served_model_name": settings.served_model_name or (EMBEDDED_NAME,),
+        "speculative_config": speculative,
     }
-    if speculative.num_speculative_tokens and speculative.model is None:
-        changes["speculative_config"] = MineDraftConfig(**{**speculative.model_dump(), "model": str(models.draft)})
     return settings.model_copy(update=changes)
 
 
 def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: bool = False) -> AsyncEngineArgs:
     """vLLM's arguments for the model of the settings. Raises ConfigError for a flag or value that vLLM does not take.
 
-    The `embedded` model gets a small KV cache unless a flag or `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
+    The `embedded` model gets flags of its own, which `arguments` override, and a small KV cache unless a flag or
+    `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
-    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *arguments]))
+    own = EMBEDDED_FLAGS if embedded else ()
+    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args
@@ -103,8 +113,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
 def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Cores of the target and of the drafter; empty where the choice is the system's.
 
-    They never share one: where drafting is on and no core is named, the drafter gets the last. Raises ConfigError for cores that
-    are shared or not there.
+    They never share one, unless there is only one: where drafting is on and no core is named, the drafter gets the last. Raises
+    ConfigError for cores that are shared or not there.
     """
     target, drafter = settings.target_cores, settings.drafter_cores
     for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
@@ -112,7 +122,9 @@ def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int
             raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
     if shared := sorted(set(target) & set(drafter)):
         raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
-    if settings.speculative_config.mode is Mode.OFF or (target and drafter):
+    if settings.speculative_config is None or settings.speculative_config.mode is Mode.OFF:
+        return target or tuple(available), drafter
+    if target and drafter:
         return target, drafter
     free = [core for core in available if core not in {*target, *drafter}]
     if not target and not drafter:
@@ -124,7 +136,8 @@ def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, P
     levels = ServiceLevels(
         *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
     )
-    metrics = PipelineMetrics(levels, settings.speculative_config.num_speculative_tokens)
+    speculative = settings.speculative_config or MineDraftConfig()
+    metrics = PipelineMetrics(levels, speculative.num_speculative_tokens)
     sinks: list[Callable[[FeedMessage], None]] = [metrics]
     if settings.trace is not None:
         try:

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from minedraft_core.config import ConfigError, MineDraftConfig
+from minedraft_core.config import ConfigError
 from server.settings import ENV_PREFIX, Settings, flag
 
 _CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -63,7 +63,7 @@ def load_settings(argv: Sequence[str]) -> tuple[Settings, list[str]]:
 
 
 def _help(field: FieldInfo) -> str:
-    default = "" if field.default in (None, (), MineDraftConfig()) else f" (default: {field.default})"
+    default = "" if field.default in (None, ()) else f" (default: {field.default})"
     return f"{field.description}{default}".replace("%", "%%")
 
 

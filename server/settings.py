@@ -72,9 +72,10 @@ class Settings(BaseSettings):
 
     model: str | None = Field(default=None, min_length=1, description="folder or name of the target model; without one, the embedded model")
     served_model_name: Names = Field(default=(), description="names that requests may use; without one, the model's own")
-    speculative_config: Speculative = Field(
-        default=MineDraftConfig(),
-        description="JSON object: `model`, `num_speculative_tokens` (0 to 64), `is_parallel`; empty decodes plainly",
+    speculative_config: Speculative | None = Field(
+        default=None,
+        description="JSON object: `model`, `num_speculative_tokens` (0 to 64), `is_parallel`; `{}` decodes plainly; "
+        "without one, the embedded model drafts 4 tokens on two sides and any other model decodes plainly",
     )
 
     cache: Path | None = Field(
@@ -103,9 +104,10 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
     access_log: bool = Field(default=True, description="log every request, without its prompt")
 
-    wait_for_gpus: int = Field(default=0, ge=0, description="hold the start until so many GPUs are free, 0 or more")
-    target_cores: Cores = Field(default=(), description="CPU cores of the target, such as `0-3,8`; without any, the engine chooses")
-    drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the system chooses")
+    target_cores: Cores = Field(
+        default=(), description="CPU cores of the target, such as `0-3,8`; without any, all that the drafter leaves"
+    )
+    drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the last one")
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -141,6 +143,6 @@ def settings_table() -> str:
 
 
 def _shown(default: Any) -> str:
-    if default is None or default == () or default == MineDraftConfig():
+    if default is None or default == ():
         return ""
     return f"`{json.dumps(default)}`" if isinstance(default, bool) else f"`{default}`"

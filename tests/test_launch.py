@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from minedraft_core.config import ConfigError
+from minedraft_core.config import ConfigError, MineDraftConfig
 from minedraft_core.embedded import EmbeddedModels
 from server import launch
 from server.launch import read_engine_args, split_cores, with_embedded
@@ -21,7 +21,13 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> EmbeddedModels:
 def test_embedded_model_stands_in_for_none(prepared: EmbeddedModels) -> None:
     settings = with_embedded(Settings())
     assert (settings.model, settings.served_model_name) == (str(prepared.target), ("SmolLM2-135M-Instruct",))
-    assert settings.speculative_config.model is None
+    assert settings.speculative_config == MineDraftConfig(model=str(prepared.draft), num_speculative_tokens=4, is_parallel=True)
+
+
+def test_embedded_model_decodes_plainly_if_told(prepared: EmbeddedModels) -> None:
+    settings = with_embedded(Settings(speculative_config={}))
+    assert settings.model == str(prepared.target)
+    assert settings.speculative_config == MineDraftConfig()
 
 
 def test_embedded_model_brings_its_drafter(prepared: EmbeddedModels) -> None:
@@ -56,8 +62,8 @@ def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list
     assert split_cores(settings, available) == expected
 
 
-def test_without_drafting_the_choice_of_cores_is_left_open() -> None:
-    assert split_cores(Settings(), [0, 1]) == ((), ())
+def test_without_drafting_the_target_gets_all_cores() -> None:
+    assert split_cores(Settings(), [0, 1]) == ((0, 1), ())
     assert split_cores(Settings(target_cores=[1]), [0, 1]) == ((1,), ())
 
 

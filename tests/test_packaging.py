@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def check_locks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_locks", ROOT / "scripts" / "check_locks.py")
+    spec = importlib.util.spec_from_file_location("check_locks", ROOT / ".ci" / "check_locks.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -34,6 +34,14 @@ class Words:
         return type("Encoded", (), {"input_ids": [10 + ord(letter) % 50 for letter in text]})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models this small lose time to threads that wait for each other
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def target():
     torch.manual_seed(0)
@@ -46,28 +54,26 @@ def target():
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=128,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,
     )
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for weight in model.parameters():
-        if weight.ndim > 1:
-            weight.mul_(6)
+    model.lm_head.weight.mul_(32)  # sharp distributions, as a trained model has
     return model
 
 
 @pytest.fixture(scope="module")
 def corpus(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    plan = CorpusPlan(shards=2, rows=24, length=40, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
+    plan = CorpusPlan(shards=2, rows=192, length=40, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
     write_corpus(folder, plan, target, Words(), ["abc"])
     return Corpus(folder, 2, CPU)
 
 
 def plan_of(**changes):
-    return DistillPlan(**{"steps": 60, "batch_rows": 8, "learning_rate": 3e-3, "hard_weight": 0.3, "user_weight": 0.2, "seed": 1} | changes)
+    return DistillPlan(**{"steps": 20, "batch_rows": 8, "learning_rate": 3e-3, "hard_weight": 0.3, "user_weight": 0.2, "seed": 1} | changes)
 
 
 def start_of(target, **changes):
@@ -123,7 +129,7 @@ def test_turns_keep_their_limits_and_the_template_between_them(target):
 
 
 def test_writing_goes_on_where_it_was_broken_off(target, corpus, tmp_path):
-    plan = CorpusPlan(shards=2, rows=24, length=40, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
+    plan = CorpusPlan(shards=2, rows=192, length=40, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
     write_corpus(tmp_path, CorpusPlan(**{**plan.__dict__, "shards": 1}), target, Words(), ["abc"])
     write_corpus(tmp_path, plan, target, Words(), ["abc"])
     again = Corpus(tmp_path, 2, CPU)
@@ -155,12 +161,15 @@ def test_tokens_outside_the_draft_vocabulary_leave_the_loss():
 
 def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus, tmp_path):
     drafter, heard = start_of(target), []
+    for weight in drafter.trained().values():
+        if weight.ndim == 2:
+            weight.normal_(0, 0.02)
     prompts = [Prompt([*TEMPLATE.opening, token, *TEMPLATE.to_answer], "any") for token in range(20, 44)]
-    texts = references(target, prompts, tokens=16, sample=False, seed=0, batch=8)
+    texts = references(target, prompts, tokens=16, sample=True, seed=0, batch=8)
     before = evaluate(drafter, texts, k=4, seed=0)["overall"].length
     first: list[Step] = []
-    distill(drafter, corpus, plan_of(steps=300), tmp_path, on_step=first.append, stop_at=1)
-    distill(drafter, corpus, plan_of(steps=300), tmp_path, on_step=heard.append)
+    distill(drafter, corpus, plan_of(steps=300, batch_rows=32), tmp_path, on_step=first.append, stop_at=1)
+    distill(drafter, corpus, plan_of(steps=300, batch_rows=32), tmp_path, on_step=heard.append)
     assert heard[-1].soft < 0.7 * first[0].soft
     assert heard[-1].step == 300
     assert evaluate(drafter, texts, k=4, seed=0)["overall"].length > before
@@ -169,9 +178,9 @@ def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus
 def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(target, corpus, tmp_path):
     whole, broken = start_of(target), start_of(target)
     distill(whole, corpus, plan_of(), tmp_path / "whole")
-    assert distill(broken, corpus, plan_of(), tmp_path / "broken", stop_at=25) == 25
+    assert distill(broken, corpus, plan_of(), tmp_path / "broken", stop_at=8) == 8
     resumed = start_of(target, seed=99)
-    assert distill(resumed, corpus, plan_of(), tmp_path / "broken") == 60
+    assert distill(resumed, corpus, plan_of(), tmp_path / "broken") == 20
     for name, weight in whole.trained().items():
         assert torch.equal(weight, resumed.trained()[name]), name
     with pytest.raises(ValueError, match="other settings"):

@@ -92,6 +92,7 @@ def bench_engine(
 
 def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> list[Row]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # vLLM takes seconds to import and reads the lines above when it is.
     from minedraft_core.vllm.bench import bench_engine as start_engine

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-_POSITIONS = "| prompts | acceptance length | {} | verifications |\n| --- | --- | {} | --- |"
+_HEADER = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [speculative-decoding, draft-model]
+license: {licence}
+---
+
+# Drafter for {target}
+
+A draft model for speculative decoding with {target} as the target: {layers} Llama layers, MLP width {width}, {own:.1f} million weights
+of its own. Embedding and head are the target's; `draft_vocab.safetensors` names the {vocabulary} tokens worth proposing. It is no chat
+model: use it to draft."""
+
+_TRAINING = """## Training
+
+The target wrote all the text itself: {tokens:.1f} million tokens in conversations of {length} tokens, user turns at temperature
+{user_temperature:g}, answers at {temperatures}; {prompts} outside prompts. The drafter read {read:.0f} million tokens in {steps} steps
+and learnt the target's next-token distribution (forward KL divergence; its {top} most likely tokens, and the rest as one; weight {soft:g})
+and its most likely token (cross-entropy; weight {hard:g}). AdamW, learning rate {rate:g}, seeds {text_seed} (text) and {seed} (training).
+
+## Cost
+
+{writing:.0f} s to write the text, {training:.0f} s to train, on {device} (torch {torch}, transformers {transformers})."""
+
+_RESULT = (
+    "## Acceptance, {how}\n\nk = {k}, {tokens} tokens a prompt, on prompts that training never saw, with the weights in 8 bits.\n\n{table}"
+)
 
 
 def acceptance_table(rows: dict[str, dict[str, Any]]) -> str:
     """Markdown table of `Acceptance.as_row` records by category, the overall one last."""
     k = len(rows["overall"]["per_position"])
-    lines = [_POSITIONS.format(" | ".join(f"draft {i + 1}" for i in range(k)), " | ".join(["---"] * k))]
+    heads = " | ".join(f"draft {i + 1}" for i in range(k))
+    lines = [f"| prompts | acceptance length | {heads} | verifications |", f"| --- | --- | {' | '.join(['---'] * k)} | --- |"]
     for name in sorted(rows, key=lambda name: (name == "overall", name)):
         row = rows[name]
         shares = " | ".join(f"{share:.3f}" for share in row["per_position"])
@@ -21,28 +48,37 @@ def acceptance_table(rows: dict[str, dict[str, Any]]) -> str:
 def model_card(report: dict[str, Any]) -> str:
     """The card as Markdown with the header that model hubs read; `report` is what a training run writes to report.json."""
     plan, corpus, drafter = report["distillation"], report["corpus"], report["drafter"]
-    sections = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [speculative-decoding, draft-model]\n"
-        f"license: {report['licence']}\n---",
-        f"# Drafter for {report['target']}",
-        f"A draft model for speculative decoding with {report['target']} as the target: {drafter['layers']} Llama layers, MLP width "
-        f"{drafter['intermediate_size']}, {drafter['own_parameters'] / 1e6:.1f} million weights of its own. Embedding and head are the target's; "
-        f"`draft_vocab.safetensors` names the {drafter['vocabulary']} tokens worth proposing. It is no chat model: use it to draft.",
-        "## Training\n"
-        f"The target wrote all the text itself: {corpus['tokens'] / 1e6:.1f} million tokens in conversations of {corpus['length']} tokens, user turns at "
-        f"temperature {corpus['user_temperature']:g}, answers at {', '.join(f'{t:g}' for t in corpus['temperatures'])}. "
-        f"{corpus['prompts'] or 'No'} outside prompts. The drafter read {report['tokens_read'] / 1e6:.0f} million tokens in {report['steps']} steps and learnt "
-        f"the target's next-token distribution (forward KL divergence, its {corpus['top']} most likely tokens and the rest as one; weight {1 - plan['hard_weight']:g}) "
-        f"and its most likely token (cross-entropy; weight {plan['hard_weight']:g}). AdamW, learning rate {plan['learning_rate']:g}, seeds {corpus['seed']} "
-        f"(text) and {plan['seed']} (training).",
-        "## Cost\n"
-        f"{report['seconds']['corpus']:.0f} s to write the text, {report['seconds']['distillation']:.0f} s to train, on {report['device']} "
-        f"(torch {report['versions']['torch']}, transformers {report['versions']['transformers']}).",
+    header = _HEADER.format(
+        licence=report["licence"],
+        target=report["target"],
+        layers=drafter["layers"],
+        width=drafter["intermediate_size"],
+        own=drafter["own_parameters"] / 1e6,
+        vocabulary=drafter["vocabulary"],
+    )
+    training = _TRAINING.format(
+        tokens=corpus["tokens"] / 1e6,
+        length=corpus["length"],
+        user_temperature=corpus["user_temperature"],
+        temperatures=", ".join(f"{degree:g}" for degree in corpus["temperatures"]),
+        prompts=corpus["prompts"] or "no",
+        read=report["tokens_read"] / 1e6,
+        steps=report["steps"],
+        top=corpus["top"],
+        soft=1 - plan["hard_weight"],
+        hard=plan["hard_weight"],
+        rate=plan["learning_rate"],
+        text_seed=corpus["seed"],
+        seed=plan["seed"],
+        writing=report["seconds"]["corpus"],
+        training=report["seconds"]["distillation"],
+        device=report["device"],
+        **report["versions"],
+    )
+    names = {"greedy": "greedy", "sampled": "temperature 1 with draft probabilities"}
+    results = [
+        _RESULT.format(how=how, k=report["k"], tokens=report["evaluated_tokens"], table=acceptance_table(report["acceptance"][key]))
+        for key, how in names.items()
+        if key in report["acceptance"]
     ]
-    for heading, key in (("greedy", "greedy"), ("temperature 1, draft probabilities passed on", "sampled")):
-        if key in report["acceptance"]:
-            result = report["acceptance"][key]
-            sections.append(
-                f"## Acceptance, {heading}, k = {report['k']}, {report['evaluated_tokens']} tokens a prompt\n{acceptance_table(result)}"
-            )
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join([header, training, *results]) + "\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from minedraft_core.training.template import Template
 from minedraft_core.training.writer import write
 
 _HELD_OUT = 64
+_EVALUATED_AT_ONCE = 240
 
 
 @contextmanager
@@ -70,8 +71,62 @@ def _inside(counts: Tensor, size: int) -> float:
     return float(counts.topk(min(size, len(counts))).values.sum() / counts.sum())
 
 
-def _acceptance(drafter: Drafter, found: list[Reference], k: int, seed: int, repeats: int) -> dict[str, dict[str, Any]]:
-    return {name: result.as_row() for name, result in evaluate(drafter, found, k=k, seed=seed, repeats=repeats).items()}
+def _degrees(temperatures: str) -> tuple[float, ...]:
+    try:
+        degrees = tuple(float(part) for part in temperatures.split(","))
+    except ValueError:
+        degrees = (-1.0,)
+    if min(degrees) < 0:
+        raise typer.BadParameter(f"{temperatures!r}: give numbers from 0 up, such as 0,0.5,1", param_hint="--temperatures")
+    return degrees
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Evaluates greedily and at temperature 1, with the same k, number of tokens and seed throughout."""
+
+    target: PreTrainedModel
+    k: int
+    tokens: int
+    seed: int
+
+    def references(self, asked: list[Prompt]) -> dict[str, list[Reference]]:
+        return {
+            name: references(self.target, asked, tokens=self.tokens, sample=sample, seed=self.seed, batch=_EVALUATED_AT_ONCE)
+            for name, sample in (("greedy", False), ("sampled", True))
+        }
+
+    def acceptance(self, drafter: Drafter, found: dict[str, list[Reference]], repeats: int) -> dict[str, dict[str, dict[str, Any]]]:
+        return {
+            name: {
+                category: result.as_row()
+                for category, result in evaluate(drafter, texts, k=self.k, seed=self.seed, repeats=repeats).items()
+            }
+            for name, texts in found.items()
+        }
+
+
+def _distill(
+    console: Console,
+    drafter: Drafter,
+    examples: Corpus,
+    plan: DistillPlan,
+    out: Path,
+    check: Callable[[], dict[str, dict[str, dict[str, Any]]]],
+) -> int:
+    with (out / "log.jsonl").open("a") as log, _progress(console, "training", plan.steps) as (bar, task):
+
+        def hear(step: Step) -> None:
+            entry: dict[str, Any] = asdict(step)
+            bar.update(task, completed=step.step, note=f"KL {step.soft:.3f}")
+            if step.step % plan.checkpoint_every == 0:
+                entry |= {name: rows["overall"] for name, rows in check().items()}
+                lengths = f"{entry['greedy']['acceptance_length']:.2f} greedy, {entry['sampled']['acceptance_length']:.2f} sampled"
+                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}")
+            log.write(json.dumps(entry) + "\n")
+            log.flush()
+
+        return distill(drafter, examples, plan, out / "state", on_step=hear)
 
 
 def train(
@@ -99,6 +154,10 @@ def train(
     temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,0.5,1",
     user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0)] = 1.0,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 6000,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="End training after so long, the learning rate down by then; such a run cannot be repeated exactly.", min=0),
+    ] = None,
     batch_rows: Annotated[int, typer.Option(help="Conversations a step.", min=1)] = 32,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-3,
     hard_weight: Annotated[
@@ -117,79 +176,56 @@ def train(
 ) -> None:
     """Train a drafter: the target writes the text, a small model learns its distribution, acceptance is measured.
 
-    OUT then holds a Hugging Face checkpoint with its model card, drafter.safetensors (8 bits, without embedding and head), report.json and log.jsonl.
+    OUT then holds a Hugging Face checkpoint with its model card, drafter.safetensors (8 bits, without embedding and head), report.json
+    and log.jsonl.
     """
     console = Console()
-    try:
-        degrees = tuple(float(part) for part in temperatures.split(","))
-        if not degrees or min(degrees) < 0:
-            raise ValueError
-    except ValueError:
-        raise typer.BadParameter(f"{temperatures!r}: give numbers from 0 up, such as 0,0.5,1", param_hint="--temperatures") from None
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
+    text = CorpusPlan(shards, rows, length, top, _degrees(temperatures), user_temperature, seed)
+    limit = minutes * 60 if minutes else None
+    plan = DistillPlan(steps, batch_rows, learning_rate, hard_weight, user_weight, seed, limit, evaluate_every, compile=compile_model)
+    extra = read_prompts(prompts) if prompts else []
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(where).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(target)
     template = Template.of(tokenizer)
-    text = CorpusPlan(shards, rows, length, top, degrees, user_temperature, seed)
-    extra = read_prompts(prompts) if prompts else []
     folder = corpus or out / "corpus"
-    seconds: dict[str, float] = {}
+    out.mkdir(parents=True, exist_ok=True)
 
     began = time.monotonic()
     with _progress(console, "writing", shards * length) as (bar, task):
         write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
-    seconds["corpus"] = time.monotonic() - began
+    written = time.monotonic()
 
     examples = Corpus(folder, shards, where)
     counts = examples.frequencies(model.config.vocab_size)
-    token_ids = draft_vocabulary(counts, vocabulary, template.stops)
-    drafter = Drafter.start(model, layers, intermediate_size or model.config.intermediate_size, token_ids, seed)
-    plan = DistillPlan(
-        steps, batch_rows, learning_rate, hard_weight, user_weight, seed, checkpoint_every=evaluate_every, compile=compile_model
+    drafter = Drafter.start(
+        model, layers, intermediate_size or model.config.intermediate_size, draft_vocabulary(counts, vocabulary, template.stops), seed
     )
-    held_out = _held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), seed)
-    checks = {
-        name: references(model, held_out, tokens=evaluated_tokens, sample=sample, seed=seed, batch=_HELD_OUT)
-        for name, sample in (("greedy", False), ("sampled", True))
-    }
-    out.mkdir(parents=True, exist_ok=True)
-
-    began = time.monotonic()
-    with (out / "log.jsonl").open("a") as log, _progress(console, "training", steps) as (bar, task):
-
-        def hear(step: Step) -> None:
-            entry: dict[str, Any] = asdict(step)
-            bar.update(task, completed=step.step, note=f"KL {step.soft:.3f}")
-            if step.step % evaluate_every == 0:
-                for name, found in checks.items():
-                    entry[name] = evaluate(drafter, found, k=k, seed=seed)["overall"].as_row()
-                lengths = " and ".join(f"{entry[name]['acceptance_length']:.2f} {name}" for name in checks)
-                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length {lengths} (held-out prompts)")
-            log.write(json.dumps(entry) + "\n")
-            log.flush()
-
-        distill(drafter, examples, plan, out / "state", on_step=hear)
-    seconds["distillation"] = time.monotonic() - began
+    judge = _Judge(model, k, evaluated_tokens, seed)
+    checks = judge.references(_held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), seed))
+    checked = time.monotonic()
+    done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
+    trained = time.monotonic()
 
     pack(drafter, out / "drafter.safetensors")
-    save_checkpoint(drafter.model, token_ids, target, out)
+    save_checkpoint(drafter.model, drafter.token_ids, target, out)
     report: dict[str, Any] = {
-        "target": target.name,
+        "target": target.resolve().name,
         "licence": licence,
         "drafter": {
             "layers": layers,
             "intermediate_size": drafter.model.config.intermediate_size,
             "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
-            "vocabulary": len(token_ids),
-            "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in {vocabulary // 2, vocabulary, vocabulary * 2}},
+            "vocabulary": len(drafter.token_ids),
+            "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in (vocabulary // 2, vocabulary, vocabulary * 2)},
             "packed_bytes": (out / "drafter.safetensors").stat().st_size,
         },
         "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
         "distillation": asdict(plan),
-        "steps": steps,
-        "tokens_read": steps * batch_rows * length,
-        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "steps": done,
+        "tokens_read": done * batch_rows * length,
+        "seconds": {"corpus": round(written - began, 1), "distillation": round(trained - checked, 1)},
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "k": k,
@@ -199,11 +235,10 @@ def train(
     if evaluation_prompts:
         # What is shipped is evaluated: the weights after their way through 8 bits.
         assemble(target, out / "packed", out / "drafter.safetensors")
-        shipped = Drafter.load(out / "packed", where, dtype)
         asked = _evaluation_prompts(evaluation_prompts, template, tokenizer)
-        for name, sample in (("greedy", False), ("sampled", True)):
-            found = references(model, asked, tokens=evaluated_tokens, sample=sample, seed=seed, batch=256)
-            report["acceptance"][name] = _acceptance(shipped, found, k, seed, repeats=8)
-            console.print(f"{name}\n{acceptance_table(report['acceptance'][name])}")
+        shipped = Drafter.load(out / "packed", where, dtype)
+        report["acceptance"] = judge.acceptance(shipped, judge.references(asked), repeats=8)
+        for name, table in report["acceptance"].items():
+            console.print(f"{name}\n{acceptance_table(table)}")
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / "README.md").write_text(model_card(report))

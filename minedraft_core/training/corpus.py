@@ -112,7 +112,7 @@ def read_prompts(path: Path) -> list[str]:
 
 def starts(plan: CorpusPlan, shard: int, template: Template, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[Start]:
     """How the conversations of a shard begin: a fourth with given prompts (where there are any), half of the rest with an opener."""
-    chance = random.Random(f"{plan.seed}/{shard}")
+    chance = random.Random(f"{plan.seed}/{shard}")  # noqa: S311  (a repeatable choice of words)
     rows = []
     for row in range(plan.rows):
         temperature = plan.temperatures[row % len(plan.temperatures)]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,11 @@ from minedraft_core.training.writer import Written
 
 @dataclass(frozen=True)
 class DistillPlan:
-    """How to train. `hard_weight` is the share of the loss on the target's most likely token; `user_weight` that of tokens outside answers."""
+    """How to train.
+
+    `hard_weight` is the share of the loss on the target's most likely token, `user_weight` the weight of tokens outside answers.
+    `seconds` is a limit: the learning rate has come down by then, whatever the steps done. With it a run cannot be repeated exactly.
+    """
 
     steps: int
     batch_rows: int
@@ -31,6 +36,7 @@ class DistillPlan:
     hard_weight: float
     user_weight: float
     seed: int
+    seconds: float | None = None
     checkpoint_every: int = 500
     warmup: float = 0.03
     weight_decay: float = 0.01
@@ -68,11 +74,11 @@ def losses(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> tuple[Tenso
     return soft, -own[..., 0]
 
 
-def _learning_rate(plan: DistillPlan, step: int) -> float:
-    warm = max(1, round(plan.steps * plan.warmup))
-    if step < warm:
-        return plan.learning_rate * (step + 1) / warm
-    return plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, plan.steps - warm)))
+def learning_rate(plan: DistillPlan, progress: float) -> float:
+    """The rate at `progress` from 0 to 1: up in a straight line during the warm-up, then down along a cosine."""
+    if progress < plan.warmup:
+        return plan.learning_rate * max(progress, 1 / plan.steps) / plan.warmup
+    return plan.learning_rate * 0.5 * (1 + math.cos(math.pi * (progress - plan.warmup) / (1 - plan.warmup)))
 
 
 class _Trainer:
@@ -92,28 +98,40 @@ class _Trainer:
         self._losses: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(losses) if plan.compile else losses
         if plan.compile:
             drafter.model.model.compile()
-        self.done = 0
+        self.done, self._spent, self._began = 0, 0.0, time.monotonic()
         if self._saved.exists():
             state = torch.load(self._saved, map_location=self._device, weights_only=True)
             if state["plan"] != self._key():
                 raise ValueError(f"{self._saved} comes from a run with other settings; give another folder or the same settings")
             drafter.model.load_state_dict(state["weights"], strict=False)
             self._optimizer.load_state_dict(state["optimizer"])
-            self.done = int(state["done"])
+            self.done, self._spent = int(state["done"]), float(state["seconds"])
+
+    @property
+    def seconds(self) -> float:
+        """Time spent training, earlier runs included."""
+        return self._spent + time.monotonic() - self._began
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is over, by steps or by time, whichever is further."""
+        by_time = self.seconds / self._plan.seconds if self._plan.seconds else 0.0
+        return min(1.0, max(self.done / self._plan.steps, by_time))
 
     def _key(self) -> str:
         return json.dumps({**self._plan.__dict__, "checkpoint_every": 0, "tokens": len(self._drafter.token_ids)})
 
     def save(self) -> None:
         partial = self._saved.with_suffix(".partial")
-        state = {"plan": self._key(), "done": self.done, "weights": self._drafter.trained(), "optimizer": self._optimizer.state_dict()}
+        state: dict[str, Any] = {"plan": self._key(), "done": self.done, "seconds": self.seconds, "weights": self._drafter.trained()}
+        state["optimizer"] = self._optimizer.state_dict()
         torch.save(state, partial)
         partial.rename(self._saved)
 
     def step(self, batch: Written) -> tuple[Tensor, Tensor]:
         """One update. Returns the two mean losses as tensors, so that the device is not waited for."""
         for group in self._optimizer.param_groups:
-            group["lr"] = _learning_rate(self._plan, self.done)
+            group["lr"] = learning_rate(self._plan, self.progress)
         # The distribution after the last token has no successor to tell whether it belongs to an answer.
         weight = torch.where(batch.answer[:, 1:], 1.0, self._plan.user_weight)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
@@ -137,25 +155,23 @@ def distill(
     *,
     on_step: Callable[[Step], None] = lambda _: None,
     stop_at: int | None = None,
-    max_seconds: float | None = None,
 ) -> int:
-    """Train `drafter` in place up to `plan.steps` and return the steps done.
+    """Train `drafter` in place up to `plan.steps` (or `plan.seconds`) and return the steps done.
 
-    The state is kept in `folder`; a run that was broken off (or ended at `stop_at` steps, or after `max_seconds`) goes on from there and
-    ends with the same weights as an unbroken one. `on_step` hears of every 50th step and the last.
+    The state is kept in `folder`; a run that was broken off, or that ended at `stop_at` steps, goes on from there and, without a limit of
+    time, ends with the same weights as an unbroken one. `on_step` hears of every 50th step and the last.
     Raises ValueError where the folder holds the state of a run with other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trainer = _Trainer(drafter, plan, folder)
     end = min(plan.steps, stop_at or plan.steps)
-    started = time.monotonic()
     drafter.model.train()
     for batch in corpus.batches(plan.batch_rows, trainer.done, end, plan.seed):
+        if trainer.progress >= 1:
+            break
         soft, hard = trainer.step(batch)
         if trainer.done % 50 == 0 or trainer.done == end:
             on_step(Step(trainer.done, float(soft), float(hard), trainer.done * plan.batch_rows * corpus.length))
-            if max_seconds is not None and time.monotonic() - started > max_seconds:
-                break
         if trainer.done % plan.checkpoint_every == 0 and trainer.done != end:
             trainer.save()
     trainer.save()

@@ -1,9 +1,10 @@
 """How many draft tokens the target accepts: per position and as acceptance length, without running the two in turn.
 
-What is accepted of a draft depends only on the tokens before it, which are the target's own. So one pass over a text of the target tells
-for every token with what probability it is accepted as a draft. Greedy: 1 where the drafter's argmax is the target's token. At temperature 1
-with draft probabilities q and target probabilities p (rejection sampling, arXiv 2211.17192): a draft x comes with q(x) and is accepted with
-min(1, p(x)/q(x)), and the position emits x with p(x) in all, so an emitted x was an accepted draft with min(1, q(x)/p(x)).
+What is accepted of a draft depends only on the tokens before it, which are the target's own. So one pass over a text of the target
+tells for every token with what probability it is accepted as a draft. Greedy: 1 where the drafter's argmax is the target's token.
+At temperature 1 with draft probabilities q and target probabilities p (rejection sampling, arXiv 2211.17192): a draft x comes with
+q(x) and is accepted with min(1, p(x)/q(x)), and the position emits x with p(x) in all, so an emitted x was an accepted draft with
+min(1, q(x)/p(x)).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
 from minedraft_core.training.model import Drafter
+from minedraft_core.training.writer import STEPWISE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +37,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reference:
-    """A prompt and what the target wrote after it. `logprobs` float32 [n] at temperature 1, of the written tokens; none where it wrote greedily."""
+    """A prompt and what the target wrote after it: `logprobs` float32 [n] of these tokens at temperature 1, none if greedy."""
 
     prompt: Prompt
     written: list[int]
@@ -72,6 +75,7 @@ class Acceptance:
 
 
 @torch.inference_mode()
+@sdpa_kernel(STEPWISE)
 def references(target: PreTrainedModel, prompts: Sequence[Prompt], *, tokens: int, sample: bool, seed: int, batch: int) -> list[Reference]:
     """Let the target go on after each prompt for up to `tokens` tokens: greedily, or sampled at temperature 1 from the whole vocabulary."""
     torch.manual_seed(seed)

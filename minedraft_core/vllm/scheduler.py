@@ -11,7 +11,14 @@ from vllm.v1.request import Request
 from minedraft_core.sides import Cadence
 from minedraft_core.types import Side
 
-_Base = Scheduler if TYPE_CHECKING else object
+if TYPE_CHECKING:
+
+    class _Base(Scheduler):
+        """What the mixin is mixed into."""
+
+else:
+    _Base = object
+
 _NEVER = 1 << 62
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minedraft_core.drafter import DrafterFault
+from minedraft_core.drafter import DrafterError
 from minedraft_core.types import DraftResult, Mode, Span, StepRecord
 
 
@@ -28,7 +28,7 @@ class ScriptedDrafter:
     clock: Clock
     latency: float = 0.0
     load_time: float = 0.0
-    faults: dict[str, DrafterFault] = field(default_factory=dict)
+    faults: dict[str, DrafterError] = field(default_factory=dict)
     edit: object = None
     orders: list = field(default_factory=list)
     waits: list = field(default_factory=list)

@@ -25,7 +25,7 @@ def continuation(context, count):
 
 
 class PagedModel:
-    """The next token depends on the whole prefix as the cache holds it, entry by entry, so wrong bookkeeping shows as a wrong token or an error."""
+    """The next token depends on the prefix as the cache holds it, so wrong bookkeeping shows as a wrong token or an error."""
 
     def __init__(self, num_blocks, block_size):
         self._num_blocks, self._block_size = num_blocks, block_size

@@ -10,6 +10,8 @@ from scipy import stats
 
 from minedraft_core.acceptance import PAD, accept_matching, accept_probabilistic, accepted_per_position
 
+pytestmark = pytest.mark.usefixtures("single_thread")
+
 TRIALS = 60_000
 REJECT_BELOW = 1e-4
 VOCABULARY = 4

@@ -11,6 +11,8 @@ from minedraft_core.vllm.cpu import draft_loop
 from minedraft_core.vllm.cpu.contexts import DraftContexts, OutOfSyncError
 from minedraft_core.vllm.cpu.draft_loop import DraftLoop
 
+pytestmark = pytest.mark.usefixtures("single_thread")
+
 BLOCK = 4
 
 
@@ -167,7 +169,7 @@ class Engine:
         self._drafts.update(self._ledger.settle(result)[0])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_any_course_of_events_gives_the_drafts_of_the_true_context(data):
     loop, _ = loop_of()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from paged_model import PagedModel, continuation
 
-from minedraft_core.drafter import DrafterFault
+from minedraft_core.drafter import DrafterError
 from minedraft_core.types import DraftBatch, DraftItem, DraftResult, Span
 from minedraft_core.vllm.cpu.client import DraftProcess, draft_environment
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig, Failed, Forget, Ready
@@ -132,7 +132,7 @@ def test_collect_waits_no_longer_than_told(stand_in):
 )
 def test_what_goes_wrong_while_loading_is_a_fault_with_its_reason(stand_in, lines, reason, message):
     process = stand_in(lines, failed=Failed("ValueError: no such model"), answer=DraftResult(1, ["a"], [[1]], Span(1, 2)))
-    with pytest.raises(DrafterFault, match=message) as caught:
+    with pytest.raises(DrafterError, match=message) as caught:
         wait_until(process.ready)
     assert caught.value.reason == reason
 
@@ -150,16 +150,23 @@ def test_what_goes_wrong_at_work_is_a_fault_with_its_reason(stand_in, lines, rea
     process = stand_in(f'link.send_bytes(blobs["ready"])\nlink.recv_bytes()\n{lines}', ready=Ready(64), failed=Failed("OutOfSyncError: a"))
     wait_until(process.ready)
     process.start(ORDER)
-    with pytest.raises(DrafterFault) as caught:
+    with pytest.raises(DrafterError) as caught:
         process.collect(5.0)
     assert caught.value.reason == reason
+
+
+def test_a_process_that_cannot_be_started_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
+    with pytest.raises(DrafterError, match=r"cannot be started.*nowhere") as caught:
+        DraftProcess(config())
+    assert caught.value.reason == "failed"
 
 
 def test_a_killed_process_is_a_fault(stand_in):
     process = stand_in('link.send_bytes(blobs["ready"]); time.sleep(60)', ready=Ready(64))
     wait_until(process.ready)
     os.kill(process.pid, 9)
-    with pytest.raises(DrafterFault, match="closed its end|code -9") as caught:
+    with pytest.raises(DrafterError, match=r"closed its end|code -9") as caught:
         process.collect(5.0)
     assert caught.value.reason == "died"
 
@@ -170,7 +177,7 @@ def test_sending_to_a_dead_process_is_a_fault(stand_in):
     process.forget(["a"])
     wait_until(lambda: gone(process.pid))
     for send in (lambda: process.start(ORDER), lambda: process.forget(["a"])):
-        with pytest.raises(DrafterFault) as caught:
+        with pytest.raises(DrafterError) as caught:
             send()
         assert caught.value.reason == "died"
 
@@ -191,7 +198,7 @@ def test_closing_ends_a_process_that_hangs_at_once_with_all_it_started(stand_in)
     begin = time.monotonic()
     process.close()
     process.close()
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 1.9
     assert len(children) == 1
     wait_until(lambda: gone(process.pid) and gone(int(children[0])))
 
@@ -211,6 +218,7 @@ def test_the_target_binding_does_not_reach_the_draft_process():
         "KMP_AFFINITY": "x",
         "GOMP_CPU_AFFINITY": "x",
         "VLLM_CPU_OMP_THREADS_BIND": "0-3",
+        "VLLM_CPU_KVCACHE_SPACE": "40",
         "VLLM_LOGGING_LEVEL": "INFO",
     }
     bound = draft_environment(environment, (4, 5))
@@ -218,7 +226,7 @@ def test_the_target_binding_does_not_reach_the_draft_process():
     assert bound["VLLM_LOGGING_LEVEL"] == "INFO"
     assert bound["OMP_NUM_THREADS"] == "2"
     assert bound["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert not any(name.startswith(("KMP_", "GOMP_")) for name in bound)
+    assert not any(name.startswith(("KMP_", "GOMP_", "VLLM_CPU_K")) for name in bound)
     assert draft_environment(environment, ())["OMP_NUM_THREADS"] == "31"
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0-3"
 
@@ -331,7 +339,7 @@ def test_the_real_process_drafts_refuses_and_ends_with_the_engine(checkpoint):
         process._connection.close()
         assert process._process.wait(10.0) == 0
         with pytest.raises(
-            DrafterFault, match=f"has {VOCABULARY} tokens, the target {VOCABULARY + 1}: they must share a tokenizer"
+            DrafterError, match=f"has {VOCABULARY} tokens, the target {VOCABULARY + 1}: they must share a tokenizer"
         ) as caught:
             wait_until(refused.ready, 100.0)
         assert caught.value.reason == "failed"

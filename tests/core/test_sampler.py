@@ -1,4 +1,4 @@
-"""Verification of drafts against vLLM's plain sampler, called step by step on the same rows: same tokens, same log-probabilities, same seeds."""
+"""Verification of drafts against vLLM's plain sampler, step by step on the same rows: same tokens, log-probabilities and seeds."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -24,14 +24,11 @@ STOP = 3
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_tensors():
-    """Threads and compilation (of vLLM's counting of ranks) cost more than these tensors; the numbers are the same without."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_compilation(single_thread):
+    """vLLM compiles its counting of ranks; run as written it gives the same numbers at once."""
     torch.compiler.set_stance("force_eager")
     yield
     torch.compiler.set_stance("default")
-    torch.set_num_threads(threads)
 
 
 @dataclass
@@ -241,7 +238,7 @@ plans = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=80, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.lists(asks, min_size=1, max_size=4), plans)
 def test_any_mix_of_requests_means_the_same_with_drafts(mixed, plan):
     check_equal(mixed, plan)

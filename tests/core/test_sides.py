@@ -186,5 +186,5 @@ class TwoSidesLife(RuleBasedStateMachine):
         assert "stranger" not in self.cadence
 
 
-TwoSidesLife.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TwoSidesLife.TestCase.settings = settings(max_examples=120, stateful_step_count=30)
 TestTwoSidesLife = TwoSidesLife.TestCase

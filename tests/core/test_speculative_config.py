@@ -91,7 +91,7 @@ def test_each_fault_has_a_line():
 
 @pytest.mark.parametrize("source", ["", "{", "{'model': 'd'}", "model=d", '{"model": "d",}'])
 def test_what_is_no_json_is_refused_with_an_example(source):
-    with pytest.raises(ConfigError, match="not valid JSON.*num_speculative_tokens"):
+    with pytest.raises(ConfigError, match=r"not valid JSON.*num_speculative_tokens"):
         MineDraftConfig.parse(source)
 
 

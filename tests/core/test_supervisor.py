@@ -5,13 +5,13 @@ import pytest
 from core_doubles import Clock, ScriptedDrafter
 
 from minedraft_core.config import DrafterConfig
-from minedraft_core.drafter import DrafterFault, InlineDrafter
+from minedraft_core.drafter import DrafterError, InlineDrafter
 from minedraft_core.ledger import Context
 from minedraft_core.supervisor import DraftSupervisor, Gathered, NoDrafting
-from minedraft_core.types import DraftBatch, DraftItem, DrafterRecord
+from minedraft_core.types import DraftBatch, DrafterRecord, DraftItem
 
 CONFIG = DrafterConfig(start_timeout=20.0, answer_timeout=10.0, restart_backoff=1.0, restart_backoff_max=8.0)
-DIED = DrafterFault("died", "the draft process ended with code -9")
+DIED = DrafterError("died", "the draft process ended with code -9")
 VOCABULARY = 100
 
 
@@ -19,7 +19,7 @@ class Bench:
     """A supervisor, its clock, every drafter it launched and every record it gave."""
 
     def __init__(self, *scripts, config=CONFIG):
-        """`scripts` are the settings of the drafters launched in turn; the last one serves all that follow. A fault stands for a failed launch."""
+        """`scripts` are the settings of the drafters launched in turn, the last one for all that follow; a fault is a failed launch."""
         self.clock, self.records, self.drafters, self.launches = Clock(), [], [], 0
         self._scripts = scripts or ({},)
         self.supervisor = DraftSupervisor(self._launch, config, VOCABULARY, self.records.append, self.clock)
@@ -27,7 +27,7 @@ class Bench:
     def _launch(self):
         script = self._scripts[min(self.launches, len(self._scripts) - 1)]
         self.launches += 1
-        if isinstance(script, DrafterFault):
+        if isinstance(script, DrafterError):
             raise script
         self.drafters.append(ScriptedDrafter(self.clock, **script))
         return self.drafters[-1]
@@ -87,11 +87,11 @@ def test_start_waits_until_the_model_is_loaded():
 
 @pytest.mark.parametrize(
     ("script", "reason"),
-    [({"load_time": 1e9}, "hang"), ({"faults": {"ready": DrafterFault("failed", "no such model")}}, "failed")],
+    [({"load_time": 1e9}, "hang"), ({"faults": {"ready": DrafterError("failed", "no such model")}}, "failed")],
 )
 def test_start_that_fails_closes_the_drafter_and_says_why(script, reason):
     bench = Bench(script)
-    with pytest.raises(DrafterFault, match="not loaded within 20 s|no such model") as caught:
+    with pytest.raises(DrafterError, match=r"not loaded within 20 s|no such model") as caught:
         bench.supervisor.start()
     assert caught.value.reason == reason
     assert bench.drafters[0].closed == 1
@@ -100,7 +100,7 @@ def test_start_that_fails_closes_the_drafter_and_says_why(script, reason):
 
 
 def test_a_launch_that_fails_at_start_is_raised():
-    with pytest.raises(DrafterFault, match="code -9"):
+    with pytest.raises(DrafterError, match="code -9"):
         Bench(DIED).supervisor.start()
 
 
@@ -195,9 +195,10 @@ def test_a_model_that_does_not_load_again_in_time_counts_as_hung():
     bench.clock.now += 1.0
     supervisor.gather([])
     assert bench.launches == 2
-    bench.clock.now += CONFIG.start_timeout
+    bench.clock.now += CONFIG.start_timeout - 2.0
     supervisor.gather([])
     assert bench.drafters[1].closed == 0
+    bench.clock.now += 2.0
     supervisor.gather([])
     assert bench.drafters[1].closed == 1
     assert bench.records[-1].reason == "hang"
@@ -311,6 +312,12 @@ def test_while_the_drafter_is_behind_nobody_waits_and_nothing_is_ordered():
     assert len(bench.drafters[0].orders) == sent
 
 
+def test_while_the_drafter_is_behind_the_other_side_does_not_wait_either():
+    _, supervisor = behind()
+    gathered = supervisor.gather(["b"])
+    assert (gathered.drafts, gathered.reason, gathered.waited) == ({}, "late", 0.0)
+
+
 def test_late_tokens_are_counted_and_the_drafter_is_back_once_it_has_answered():
     bench, supervisor = behind()
     bench.clock.now += 5.0
@@ -403,7 +410,7 @@ def test_the_inline_drafter_keeps_contexts_and_refuses_gaps():
     ]
     assert drafter.collect(0.0) == []
     assert heard == [[1, 2], [1, 2, 3]]
-    with pytest.raises(DrafterFault, match="told 1 tokens, know 3"):
+    with pytest.raises(DrafterError, match="told 1 tokens, know 3"):
         drafter.start(DraftBatch(3, 2, [DraftItem("a", 1, [3], 1)]))
     drafter.forget(["a", "stranger"])
     drafter.start(DraftBatch(4, 2, [DraftItem("a", 0, [9], 1)]))

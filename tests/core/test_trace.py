@@ -8,11 +8,12 @@ from minedraft_core.feed import FeedMessage
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, RequestRecord
 
-STEP_KEYS = (
-    "type step start_us end_us mode side is_prompt_run is_parallelised batched_requests preempted_requests batched_token_num proposed_len "
-    "verify_len accepted_num generated_num measured_draft_time measured_target_time measured_overhead_time gap_us"
-).split()
-REQUEST_KEYS = "type request_id start_us first_token_us end_us prompt_len gen_len finish_reason".split()
+STEP_KEYS = [
+    *("type", "step", "start_us", "end_us", "mode", "side", "is_prompt_run", "is_parallelised", "batched_requests", "preempted_requests"),
+    *("batched_token_num", "proposed_len", "verify_len", "accepted_num", "generated_num"),
+    *("measured_draft_time", "measured_target_time", "measured_overhead_time", "gap_us"),
+]
+REQUEST_KEYS = ["type", "request_id", "start_us", "first_token_us", "end_us", "prompt_len", "gen_len", "finish_reason"]
 
 
 def lines(path):

@@ -118,11 +118,15 @@ class Engine:
 
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:
     """Greedy decoding of exactly so many tokens."""
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY, **more})
+    return SamplingParams(
+        **{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "output_kind": RequestOutputKind.FINAL_ONLY, **more}
+    )
 
 
 @contextmanager
-def engine(mode: str, drafter: DrafterConfig | None = None, draft: Path | None = None, num_drafts: int = 4, **more: Any) -> Iterator[Engine]:
+def engine(
+    mode: str, drafter: DrafterConfig | None = None, draft: Path | None = None, num_drafts: int = 4, **more: Any
+) -> Iterator[Engine]:
     """An engine over the embedded default: the target on the first core, the drafter on the last."""
     models = prepare(progress=False)
     cores = sorted(os.sched_getaffinity(0))

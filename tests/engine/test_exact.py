@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from minedraft_core.types import DraftRecord, StepRecord
@@ -60,7 +62,7 @@ def test_two_sides_hide_drafting_and_recover() -> None:
     assert all(min(size) > 0 for size in sizes if sum(size) > 1)
     assert {sum(size) for size in sizes} >= {1, 2}
     both = [step.side for step in steps if min(step.side_requests) > 0 and not step.is_prompt_run]
-    changes = sum(before != after for before, after in zip(both, both[1:], strict=False))
+    changes = sum(before != after for before, after in itertools.pairwise(both))
     assert changes >= 0.8 * (len(both) - 1)
     drafts = [record for record in parallel.records if isinstance(record, DraftRecord)]
     assert sum(draft.hidden_us for draft in drafts) > 0

@@ -22,8 +22,8 @@ LENGTH = 150
 
 def draft_processes() -> list[psutil.Process]:
     """The draft processes below this one."""
-    below = psutil.Process().children(recursive=True)
-    return [process for process in below if "minedraft_core.vllm.cpu.process" in " ".join(process.cmdline())]
+    alive = [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in alive if "minedraft_core.vllm.cpu.process" in " ".join(process.cmdline())]
 
 
 def disturb(target: Engine, fault: Callable[[int], None]) -> list[list[int]]:

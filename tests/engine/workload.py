@@ -16,7 +16,7 @@ import minedraft_core.bench
 from server.sampling import ServingParams
 from tests.engine.harness import Engine, Job, greedy
 
-TOKENS = 32
+TOKENS = 24
 CONCURRENCY = 16
 
 
@@ -59,7 +59,15 @@ def special_jobs() -> dict[str, Job]:
         "logit_bias": (texts[11], params(logit_bias={28: -100.0, 260: 4.0})),
         "allowed": (texts[12], params(allowed_token_ids=list(range(200, 400)))),
         "regex": (texts[13], params(structured_outputs=StructuredOutputsParams(regex="[a-z]{3}( [a-z]{2,6}){4}"), ignore_eos=False)),
-        "json": (texts[14], params(structured_outputs=StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}), ignore_eos=False)),
+        "json": (
+            texts[14],
+            params(
+                structured_outputs=StructuredOutputsParams(
+                    json={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+                ),
+                ignore_eos=False,
+            ),
+        ),
         "seeded": (texts[15], params(**seeded)),
         "seeded top": (texts[16], params(**seeded, top_k=40, top_p=0.9)),
         "seeded min_p": (texts[17], params(**seeded, min_p=0.1)),
@@ -104,4 +112,7 @@ def _choice(choice: CompletionOutput) -> tuple[Any, ...]:
 def _logprobs(positions: Any) -> Any:
     if positions is None:
         return None
-    return [None if position is None else sorted((token, round(value.logprob, 2)) for token, value in position.items()) for position in positions]
+    return [
+        None if position is None else sorted((token, round(value.logprob, 2)) for token, value in position.items())
+        for position in positions
+    ]

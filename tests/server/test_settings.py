@@ -30,7 +30,7 @@ def test_defaults() -> None:
     assert rest == []
     assert (settings.host, settings.port, settings.drain_timeout, settings.max_body_bytes) == ("127.0.0.1", 8000, 30.0, 2**20)
     assert settings.model is None
-    assert settings.speculative_config == MineDraftConfig()
+    assert settings.speculative_config is None
 
 
 def test_flags_over_environment_over_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

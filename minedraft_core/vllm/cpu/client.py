@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from minedraft_core.drafter import DrafterFault
+from minedraft_core.drafter import DrafterError
 from minedraft_core.types import DraftBatch, DraftResult
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig, Failed, Forget, FromProcess, Ready, ToProcess
 
@@ -23,15 +23,15 @@ class DraftProcess:
     def __init__(self, config: DraftProcessConfig) -> None:
         """Start the process; `ready` tells when its model is loaded."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             os.set_inheritable(theirs.fileno(), True)
-            self._process = subprocess.Popen(  # noqa: S603 - our own module, no shell
-                [sys.executable, "-m", "minedraft_core.vllm.cpu.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=draft_environment(dict(os.environ), config.cores),
-                start_new_session=True,
-            )
-        self._connection = Connection(ours.detach())
+            command = [sys.executable, "-m", "minedraft_core.vllm.cpu.process", str(theirs.fileno())]
+            environment = draft_environment(dict(os.environ), config.cores)
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+            except OSError as error:
+                raise DrafterError("failed", f"the draft process cannot be started: {error}") from error
+            self._connection = Connection(ours.detach())
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromProcess] = msgspec.msgpack.Decoder(FromProcess)
         self._ready = False
@@ -47,7 +47,7 @@ class DraftProcess:
         if not self._ready:
             for message in self._receive(0.0):
                 if not isinstance(message, Ready):
-                    raise DrafterFault("rubbish", "the draft process spoke before it was ready")
+                    raise DrafterError("rubbish", "the draft process spoke before it was ready")
                 self._ready = True
         return self._ready
 
@@ -60,7 +60,7 @@ class DraftProcess:
         answers = []
         for message in self._receive(timeout):
             if not isinstance(message, DraftResult):
-                raise DrafterFault("rubbish", f"the draft process sent {type(message).__name__} in place of an answer")
+                raise DrafterError("rubbish", f"the draft process sent {type(message).__name__} in place of an answer")
             answers.append(message)
         return answers
 
@@ -79,7 +79,7 @@ class DraftProcess:
         try:
             self._connection.send_bytes(self._encoder.encode(message))
         except OSError as error:
-            raise DrafterFault("died", self._epitaph()) from error
+            raise DrafterError("died", self._epitaph()) from error
 
     def _receive(self, timeout: float) -> list[FromProcess]:
         messages: list[FromProcess] = []
@@ -87,12 +87,12 @@ class DraftProcess:
             while self._connection.poll(0.0 if messages else timeout):
                 message = self._decoder.decode(self._connection.recv_bytes())
                 if isinstance(message, Failed):
-                    raise DrafterFault("failed", message.message)
+                    raise DrafterError("failed", message.message)
                 messages.append(message)
         except (EOFError, OSError) as error:
-            raise DrafterFault("died", self._epitaph()) from error
+            raise DrafterError("died", self._epitaph()) from error
         except msgspec.MsgspecError as error:
-            raise DrafterFault("rubbish", f"the draft process sent what cannot be read: {error}") from error
+            raise DrafterError("rubbish", f"the draft process sent what cannot be read: {error}") from error
         return messages
 
     def _epitaph(self) -> str:

@@ -45,7 +45,7 @@ def supervised_drafting(
     kv_cache_config: KVCacheConfig,
     report: Callable[[Record], None],
 ) -> DraftSupervisor:
-    """A drafter that is loaded. Raises DrafterFault where it cannot be."""
+    """A drafter that is loaded. Raises DrafterError where it cannot be."""
     wanted = process_config(config, vllm_config, kv_cache_config)
 
     def announce(record: DrafterRecord) -> None:

@@ -17,7 +17,13 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer, get_kv_cache_spec, init_attn_backend, init_kv_cache
+from vllm.v1.worker.gpu.attn_utils import (
+    build_attn_metadata,
+    build_slot_mappings_by_layer,
+    get_kv_cache_spec,
+    init_attn_backend,
+    init_kv_cache,
+)
 from vllm.v1.worker.worker_base import get_current_attn_backends, get_supported_kv_cache_layouts, record_kv_cache_layout
 
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
@@ -52,7 +58,8 @@ class DraftModel:
             trust_remote_code=config.trust_remote_code,
             skip_tokenizer_init=True,
         ).create_engine_config()
-        self.max_context = min(config.max_model_len, self._config.model_config.max_model_len)
+        model_config = self._config.model_config
+        model_config.max_model_len = self.max_context = min(config.max_model_len, model_config.max_model_len)
         with set_current_vllm_config(self._config):
             self._initialise(config)
 
@@ -66,7 +73,9 @@ class DraftModel:
         self._model = get_model(vllm_config=vllm_config)
         vocab_size = vllm_config.model_config.get_vocab_size()
         if vocab_size != config.vocab_size:
-            raise ValueError(f"the draft model {config.model} has {vocab_size} tokens, the target {config.vocab_size}: they must share a tokenizer")
+            raise ValueError(
+                f"the draft model {config.model} has {vocab_size} tokens, the target {config.vocab_size}: they must share a tokenizer"
+            )
         specs = get_kv_cache_spec(vllm_config)
         backends = get_current_attn_backends(vllm_config)
         layouts = [[layout.name for layout in get_supported_kv_cache_layouts(backends)]]
@@ -74,8 +83,8 @@ class DraftModel:
         record_kv_cache_layout(vllm_config.cache_config, layout.name)
         current_platform.update_block_size_for_backend(vllm_config)
         page_bytes = sum(spec.page_size_bytes for spec in specs.values())
-        wanted = 1 + -(-config.kv_tokens // vllm_config.cache_config.block_size)
-        cache = get_kv_cache_configs(vllm_config, [specs], [max(wanted, 2) * page_bytes])[0]
+        wanted = 1 + -(-max(config.kv_tokens, self.max_context) // vllm_config.cache_config.block_size)
+        cache = get_kv_cache_configs(vllm_config, [specs], [wanted * page_bytes])[0]
         groups, _, kernel_sizes = init_attn_backend(cache, vllm_config, _DEVICE)
         if len(cache.kv_cache_groups) != 1:
             raise ValueError(f"the draft model {config.model} mixes kinds of attention, which the CPU drafter does not support")
@@ -120,7 +129,10 @@ class DraftModel:
             seq_lens_cpu_upper_bound=seq_lens,
         )
         by_layer = build_slot_mappings_by_layer(slots[None], self._cache)
-        with set_current_vllm_config(self._config), set_forward_context(metadata, self._config, num_tokens=tokens.numel(), slot_mapping=by_layer):
+        with (
+            set_current_vllm_config(self._config),
+            set_forward_context(metadata, self._config, num_tokens=tokens.numel(), slot_mapping=by_layer),
+        ):
             hidden = self._model(input_ids=tokens, positions=positions)
         logits: torch.Tensor = self._model.compute_logits(hidden[(ends - 1).long()])
         return logits

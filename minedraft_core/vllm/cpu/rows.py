@@ -102,7 +102,10 @@ def _row_processor(processor: LogitsProcessor, rows: Rows) -> LogitsProcessor | 
         return _RowMinP(processor.min_p_cpu_tensor[rows.request]) if processor.min_p_count else None
     if isinstance(processor, LogitBiasLogitsProcessor):
         cells = [
-            (row, token, bias) for request, biases in processor.biases.items() for row in rows.of_request(request) for token, bias in biases.items()
+            (row, token, bias)
+            for request, biases in processor.biases.items()
+            for row in rows.of_request(request)
+            for token, bias in biases.items()
         ]
         return _RowBias(*map(list, zip(*cells, strict=True))) if cells else None
     if isinstance(processor, MinTokensLogitsProcessor):

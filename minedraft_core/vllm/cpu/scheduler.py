@@ -120,7 +120,8 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             if (request := self.requests.get(request_id)) is not None and (limit := self._draft_limit(request)) > 0
         }
         for side in (Side.A, Side.B) if self.due is Side.B else (Side.B, Side.A):
-            self._drafting.order({request_id: contexts[request_id] for request_id in self.cadence.members(side) if request_id in contexts}, self.num_drafts)
+            members = [request_id for request_id in self.cadence.members(side) if request_id in contexts]
+            self._drafting.order({request_id: contexts[request_id] for request_id in members}, self.num_drafts)
 
     def _draft_limit(self, request: Request) -> int:
         """How many drafts are of use: the target adds one token of its own to them."""
@@ -153,7 +154,10 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._passes.append(Span(step.started_us, end_us))
         self._steps += 1
         index, sampled = model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids
-        drafts = [(len(tokens), len(sampled[index[request_id]]) - 1) for request_id, tokens in scheduler_output.scheduled_spec_decode_tokens.items()]
+        drafts = [
+            (len(tokens), len(sampled[index[request_id]]) - 1)
+            for request_id, tokens in scheduler_output.scheduled_spec_decode_tokens.items()
+        ]
         verified = sum(drafted for drafted, _ in drafts)
         counts = self.cadence.counts
         gathered = step.gathered

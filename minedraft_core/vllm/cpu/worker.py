@@ -17,6 +17,8 @@ class MineDraftCPUWorker(CPUWorker):
         if self.vllm_config.speculative_config is None:
             return
         if self.vllm_config.reasoning_config is not None:
-            raise ValueError("a reasoning budget cannot be kept while drafts are verified on CPU: drop the reasoning or the speculative configuration")
+            raise ValueError(
+                "a reasoning budget cannot be kept while drafts are verified on CPU: drop the reasoning or the speculative configuration"
+            )
         runner.rejection_sampler = MatchingSampler(runner.sampler)
         runner.input_batch.logitsprocs = all_processors(self.vllm_config, self.device)

@@ -1,0 +1,39 @@
+"""How long each choice took, seen where the client sees it: the pipeline's request records are made here.
+
+The engine's scheduler cannot make them: a stop string is found outside it, and looks to it like an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from vllm.outputs import RequestOutput
+
+from minedraft_core.types import RequestRecord, now_us
+
+Report = Callable[[RequestRecord], None]
+
+
+def ignore(_: RequestRecord) -> None:
+    """For a server whose requests nobody counts."""
+
+
+async def observed(
+    outputs: AsyncGenerator[RequestOutput, None], request_id: str, prompt_len: int, report: Report
+) -> AsyncGenerator[RequestOutput, None]:
+    """Pass the outputs of one choice on and report it when it ends; one that is left early ended by "abort"."""
+    start, first, tokens, reason = now_us(), 0, 0, "abort"
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                completion = output.outputs[0]
+                tokens += len(completion.token_ids)
+                first = first or (now_us() if tokens else 0)
+                reason = completion.finish_reason or reason
+                yield output
+    except Exception:
+        reason = "error"
+        raise
+    finally:
+        report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason))

@@ -1,0 +1,19 @@
+"""What all tests of the core share."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
+
+@pytest.fixture(scope="module")
+def single_thread():
+    """Small tensors are faster on one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
