@@ -59,9 +59,14 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         reader, address, metrics = _open_feed(settings, stack)
         target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
-        config = PipelineConfig(speculative=settings.speculative_config or MineDraftConfig(), drafter=drafter, feed_address=address)
+        config = PipelineConfig(
+            speculative=settings.speculative_config or MineDraftConfig(),
+            drafter=drafter,
+            target_cores=target_cores,
+            feed_address=address,
+        )
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
-        _place(settings, target_cores)
+        _set_environment(settings)
         engine = _start_engine(args)
         stack.callback(engine.shutdown)
         reader.start()
@@ -151,10 +156,8 @@ def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, P
     return FeedReader(address, sinks), address, metrics
 
 
-def _place(settings: Settings, target: Sequence[int]) -> None:
+def _set_environment(settings: Settings) -> None:
     # vLLM reads these when its processes start.
-    if target:
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, target))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
 

@@ -33,8 +33,8 @@ class Engine(Protocol):
         ...
 
 
-Start = Callable[[PipelineConfig, tuple[int, ...]], AbstractContextManager[Engine]]
-"""Starts an engine on the target's cores."""
+Start = Callable[[PipelineConfig], AbstractContextManager[Engine]]
+"""Starts an engine."""
 
 Tell = Callable[[str], None]
 """Takes a line on what is being done."""
@@ -52,7 +52,7 @@ def run_benchmark(plan: Plan, texts: Sequence[str], start: Start, recordings: Pa
             tell(f"{arm.name}: starting the engine ({turn + 1} of {plan.rounds})")
             if arm.mode is not Mode.OFF and plan.acceptance is not None:
                 recordings.write_bytes(msgspec.json.encode(recorded))
-            with start(pipeline_of(plan, arm, recordings), arm.cores.target) as engine:
+            with start(pipeline_of(plan, arm, recordings)) as engine:
                 prompts = engine.tokenize(texts)
                 for concurrency in plan.concurrency:
                     for index in range(plan.warmup + plan.repeats):
@@ -69,12 +69,12 @@ def run_benchmark(plan: Plan, texts: Sequence[str], start: Start, recordings: Pa
 def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
     """The configuration of one arm's engine."""
     if arm.mode is Mode.OFF:
-        return PipelineConfig()
+        return PipelineConfig(target_cores=arm.cores.target)
     drafter = DrafterConfig(cores=arm.cores.drafter)
     if plan.acceptance is not None:
         drafter = DrafterConfig(cores=arm.cores.drafter, replay=str(recordings), replay_acceptance=plan.acceptance)
     speculative = MineDraftConfig(model=plan.draft, num_speculative_tokens=plan.num_tokens, is_parallel=arm.mode is Mode.PARALLEL)
-    return PipelineConfig(speculative=speculative, drafter=drafter)
+    return PipelineConfig(speculative=speculative, drafter=drafter, target_cores=arm.cores.target)
 
 
 def _run(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineA
 def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if args.enable_chunked_prefill:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
+    if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):
+        raise ConfigError("VLLM_CPU_OMP_THREADS_BIND: the target does not read it here; name its cores with --target-cores")
     if args.tensor_parallel_size > 1 or args.pipeline_parallel_size > 1:
         raise ConfigError("--tensor-parallel-size and --pipeline-parallel-size must be 1 on CPU")
     changes: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import time
 import uuid
@@ -105,10 +104,8 @@ class BenchEngine:
 
 
 @contextmanager
-def bench_engine(args: AsyncEngineArgs, config: PipelineConfig, cores: tuple[int, ...]) -> Iterator[BenchEngine]:
-    """An engine whose target runs on `cores`, ended with the block. Raises ConfigError where it cannot be started."""
-    # vLLM reads it when its processes start.
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
+    """An engine, ended with the block. Raises ConfigError where it cannot be started."""
     records: list[Record] = []
 
     def keep(message: FeedMessage) -> None:

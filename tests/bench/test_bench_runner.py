@@ -45,11 +45,11 @@ class RuleEngine:
 
 def starter(log: list[Any]) -> Start:
     @contextmanager
-    def start(config: PipelineConfig, cores: tuple[int, ...]) -> Iterator[RuleEngine]:
+    def start(config: PipelineConfig) -> Iterator[RuleEngine]:
         replayed = None
         if config.drafter.replay is not None:
             replayed = msgspec.json.decode(Path(config.drafter.replay).read_bytes())
-        log.append(("start", config, cores, replayed))
+        log.append(("start", config, config.target_cores, replayed))
         yield RuleEngine(log)
         log.append(("end",))
 

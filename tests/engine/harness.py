@@ -130,7 +130,6 @@ def engine(
     """An engine over the embedded default: the target on the first core, the drafter on the last."""
     models = prepare(progress=False)
     cores = sorted(os.sched_getaffinity(0))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[0])
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     speculative = MineDraftConfig()
     if mode != "off":
@@ -145,7 +144,7 @@ def engine(
         "kv_cache_memory_bytes": 1 << 30,
         **more,
     }
-    started = Engine(AsyncEngineArgs(**args), PipelineConfig(speculative=speculative, drafter=drafter))
+    started = Engine(AsyncEngineArgs(**args), PipelineConfig(speculative=speculative, drafter=drafter, target_cores=(cores[0],)))
     try:
         yield started
     finally:
