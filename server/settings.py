@@ -142,6 +142,14 @@ def settings_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def speculative_table() -> str:
+    """The keys of `--speculative-config` as a Markdown table, for the README."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, field in MineDraftConfig.model_fields.items():
+        rows.append(f"| `{name}` | `{json.dumps(field.default)}` | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
 def _shown(default: Any) -> str:
     if default is None or default == ():
         return ""

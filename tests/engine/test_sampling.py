@@ -1,0 +1,92 @@
+"""At temperature 1 the law of what a request gets is the target's own: real vLLM, drafts accepted and rejected."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from scipy.stats import chisquare
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from minedraft_core.embedded import prepare
+from minedraft_core.types import StepRecord
+from tests.engine.harness import Engine, Job, engine
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+PROMPT = "The weather today is"
+TOP = 3
+LENGTH = 3
+SAMPLES = 400
+
+
+@pytest.fixture(scope="module")
+def drafting_with_itself() -> Iterator[Engine]:
+    """The target drafts for itself: at temperature 1 its most likely token is accepted about as often as not."""
+    with engine("parallel", draft=prepare(progress=False).target) as started:
+        yield started
+
+
+def next_token(target: Engine, context: list[int]) -> dict[int, float]:
+    """The law of the token after `context` with `top_k` = TOP, from the target's log-probabilities."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP)
+    (output,) = target.generate([Job(context, params)])
+    assert output is not None
+    assert output.outputs[0].logprobs is not None
+    ranked = sorted(((value.logprob, token) for token, value in output.outputs[0].logprobs[0].items()), reverse=True)[:TOP]
+    weights = {token: 2.718281828459045**logprob for logprob, token in ranked}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+def law(target: Engine, context: list[int], length: int) -> dict[tuple[int, ...], float]:
+    """The joint law of the next `length` tokens."""
+    if length == 0:
+        return {(): 1.0}
+    return {
+        (token, *rest): first * later
+        for token, first in next_token(target, context).items()
+        for rest, later in law(target, [*context, token], length - 1).items()
+    }
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_joint_law_of_three_tokens(drafting_with_itself: Engine, seeded: bool) -> None:
+    target = drafting_with_itself
+    context = target.llm.get_tokenizer().encode(PROMPT)
+    expected = law(target, context, LENGTH)
+    target.settle()
+    begin = len(target.records)
+
+    def params(number: int) -> SamplingParams:
+        seed = number if seeded else None
+        return SamplingParams(
+            temperature=1.0, top_k=TOP, max_tokens=LENGTH, seed=seed, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+
+    outputs = target.generate([Job(context, params(number)) for number in range(SAMPLES)], concurrency=16)
+    seen = Counter(tuple(output.outputs[0].token_ids) for output in outputs if output is not None)
+    assert set(seen) <= set(expected)
+    common = [tokens for tokens, chance in expected.items() if chance * SAMPLES >= 5]
+    observed = [seen[tokens] for tokens in common]
+    wanted = [expected[tokens] * SAMPLES for tokens in common]
+    rest = SAMPLES - sum(observed), SAMPLES - sum(wanted)
+    if rest[1] >= 5:
+        observed, wanted = [*observed, rest[0]], [*wanted, rest[1]]
+    else:
+        wanted = [value * sum(observed) / sum(wanted) for value in wanted]
+    assert chisquare(observed, wanted).pvalue > 1e-4
+    target.settle()
+    steps = [record for record in target.records[begin:] if isinstance(record, StepRecord)]
+    drafts = list(itertools.chain.from_iterable(step.drafts for step in steps))
+    assert sum(accepted for _, accepted in drafts) > SAMPLES / 10
+    assert sum(accepted < drafted for drafted, accepted in drafts) > SAMPLES / 10
+
+
+def test_a_seed_gives_the_same_text_twice(drafting_with_itself: Engine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=24, seed=11, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    jobs = [Job(f"{PROMPT} {number}", params.clone()) for number in range(4)]
+    first, second = (
+        [list(output.outputs[0].token_ids) for output in drafting_with_itself.generate(jobs) if output is not None] for _ in range(2)
+    )
+    assert first == second
