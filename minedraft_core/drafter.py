@@ -7,6 +7,9 @@ from typing import Protocol
 
 from minedraft_core.types import DraftBatch, DraftResult, Span, now_us
 
+DRAFT_VOCABULARY = "draft_vocab.safetensors"
+"""File beside a draft model's weights that names the tokens it proposes: `token_ids`, int64 [m], ascending. Optional."""
+
 
 class DrafterError(Exception):
     """The drafter died, hung or answered nonsense. `reason` is one word for metrics, the message says what happened."""

@@ -7,30 +7,7 @@ from pathlib import Path
 import msgspec
 
 from minedraft_core.feed import FeedMessage
-from minedraft_core.types import Mode, RequestRecord, StepRecord
-
-
-class TraceStep(msgspec.Struct, frozen=True, tag="step"):
-    """The fields of a step line, in the order written; they mean what they mean in StepRecord."""
-
-    step: int
-    start_us: int
-    end_us: int
-    mode: Mode
-    side: int
-    is_prompt_run: bool
-    is_parallelised: bool
-    batched_requests: int
-    preempted_requests: int
-    batched_token_num: int
-    proposed_len: int
-    verify_len: int
-    accepted_num: int
-    generated_num: int
-    measured_draft_time: float
-    measured_target_time: float
-    measured_overhead_time: float
-    gap_us: int | None
+from minedraft_core.types import RequestRecord, StepRecord, TraceStep
 
 
 class TraceWriter:

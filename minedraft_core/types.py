@@ -76,14 +76,12 @@ class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
     distributions: list[list[list[float]]] | None = None
 
 
-class StepRecord(msgspec.Struct, frozen=True, tag="step"):
-    """One pass of the target, from the end of scheduling to the return of its output.
+class TraceStep(msgspec.Struct, frozen=True, tag="step"):
+    """One pass of the target, from the end of scheduling to the return of its output: the fields of a line of the trace, in order.
 
     `measured_*_time` are seconds; `measured_draft_time` is what the drafts verified here took the drafter, `measured_overhead_time`
     is what the engine loop spent on scheduling and bookkeeping. `gap_us` is how long the target was idle since its previous pass while
-    requests ran, none where none ran. `side` is -1 where no side was due. `side_requests` are the running requests of each side.
-    `drafter_wait_us` is how long the step waited for the drafter, none where no draft was due. `drafts` holds (drafted,
-    accepted) for each verified draft; `dropped` counts draft tokens that were not verified, by reason.
+    requests ran, none where none ran. `side` is -1 where no side was due.
     """
 
     step: int
@@ -104,6 +102,16 @@ class StepRecord(msgspec.Struct, frozen=True, tag="step"):
     measured_target_time: float
     measured_overhead_time: float
     gap_us: int | None
+
+
+class StepRecord(TraceStep, frozen=True, tag="step"):
+    """A pass with what the metrics need besides the trace.
+
+    `side_requests` are the running requests of each side. `drafter_wait_us` is how long the step waited for the drafter, none where
+    no draft was due. `drafts` holds (drafted, accepted) for each verified draft; `dropped` counts draft tokens that were not
+    verified, by reason. `fallback_reason` says why due drafts were missing.
+    """
+
     num_speculative_tokens: int
     side_requests: tuple[int, int]
     drafter_wait_us: int | None

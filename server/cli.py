@@ -27,6 +27,8 @@ app = typer.Typer(
 models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+drafter_app = typer.Typer(help="Draft models.", no_args_is_help=True)
+app.add_typer(drafter_app, name="drafter")
 
 CacheDir = Annotated[
     Path | None,
@@ -89,6 +91,21 @@ def version() -> None:
         except importlib.metadata.PackageNotFoundError:
             continue
     typer.echo(f"python {sys.version.split()[0]}")
+
+
+@drafter_app.command(
+    "train",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+    short_help="Train a drafter for a target.",
+)
+def train_drafter(context: typer.Context) -> None:
+    """Hand over to the trainer, whose imports take seconds."""
+    from minedraft_core.training.cli import train
+
+    trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    trainer.command()(train)
+    trainer(args=context.args, prog_name="minedraft drafter train")
 
 
 @models_app.command("prepare")

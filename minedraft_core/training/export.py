@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from minedraft_core.training.model import VOCABULARY_FILE, Drafter
+from minedraft_core.drafter import DRAFT_VOCABULARY
+from minedraft_core.training.model import Drafter
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SMOLLM2_DRAFTER = ASSETS / "smollm2-drafter.safetensors"
@@ -83,7 +84,7 @@ def save_checkpoint(model: LlamaForCausalLM, token_ids: Tensor, target: Path, ou
             }
         )
     )
-    save_file({"token_ids": token_ids.to("cpu", torch.int64)}, out / VOCABULARY_FILE)
+    save_file({"token_ids": token_ids.to("cpu", torch.int64)}, out / DRAFT_VOCABULARY)
     for pattern in _TOKENIZER_FILES:
         for source in target.glob(pattern):
             shutil.copyfile(source, out / source.name)

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from minedraft_core.drafter import DRAFT_VOCABULARY
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-VOCABULARY_FILE = "draft_vocab.safetensors"
 
 
 def drafter_config(target: Any, layers: int, intermediate_size: int) -> LlamaConfig:
@@ -99,7 +99,7 @@ class Drafter:
     def load(cls, folder: Path, device: torch.device, dtype: torch.dtype) -> Drafter:
         """Read a checkpoint folder; without a draft vocabulary beside it every token can be proposed."""
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
-        side = folder / VOCABULARY_FILE
+        side = folder / DRAFT_VOCABULARY
         if side.exists():
             with safe_open(side, framework="pt") as file:
                 return cls(model, file.get_tensor("token_ids"))

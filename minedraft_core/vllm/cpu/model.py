@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
@@ -26,6 +27,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.worker_base import get_current_attn_backends, get_supported_kv_cache_layouts, record_kv_cache_layout
 
+from minedraft_core.drafter import DRAFT_VOCABULARY
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
 
 _DEVICE = torch.device("cpu")
@@ -39,6 +41,20 @@ class Query:
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
+
+
+class NarrowHead:
+    """The output head over the tokens that a drafter proposes; all others get no chance. Saves most of the head's cost."""
+
+    def __init__(self, weight: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """weight: [vocabulary, hidden], the whole head. token_ids: int64 [m]."""
+        self._weight, self._token_ids, self._vocabulary = weight[token_ids].contiguous(), token_ids, weight.shape[0]
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, hidden] -> logits [n, vocabulary]."""
+        logits = hidden.new_full((hidden.shape[0], self._vocabulary), float("-inf"))
+        logits[:, self._token_ids] = hidden @ self._weight.T
+        return logits
 
 
 class DraftModel:
@@ -71,6 +87,10 @@ class DraftModel:
             init_distributed_environment(1, 0, f"file://{Path(folder, 'rendezvous')}", 0, backend="gloo")
             initialize_model_parallel(1, 1)
         self._model = get_model(vllm_config=vllm_config)
+        vocabulary = Path(config.model, DRAFT_VOCABULARY)
+        self._head: Callable[[torch.Tensor], torch.Tensor] = self._model.compute_logits
+        if vocabulary.exists():
+            self._head = NarrowHead(self._model.lm_head.weight, load_file(vocabulary)["token_ids"])
         vocab_size = vllm_config.model_config.get_vocab_size()
         if vocab_size != config.vocab_size:
             raise ValueError(
@@ -134,5 +154,5 @@ class DraftModel:
             set_forward_context(metadata, self._config, num_tokens=tokens.numel(), slot_mapping=by_layer),
         ):
             hidden = self._model(input_ids=tokens, positions=positions)
-        logits: torch.Tensor = self._model.compute_logits(hidden[(ends - 1).long()])
+        logits: torch.Tensor = self._head(hidden[(ends - 1).long()])
         return logits
