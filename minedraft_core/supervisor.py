@@ -20,6 +20,7 @@ from minedraft_core.types import DraftBatch, DrafterRecord, DraftResult
 
 _PATIENCE_FACTOR = 4.0
 _PATIENCE_MIN = 0.25
+_FIRST_DURATION = 0.5
 _RECENT_ANSWERS = 64
 _POLL_START = 0.05
 _MOST_DOUBLINGS = 64
@@ -106,7 +107,7 @@ class DraftSupervisor:
         self._given_up: set[int] = set()
         self._inbox = _Inbox()
         self._lost = 0
-        self._latencies: deque[float] = deque(maxlen=_RECENT_ANSWERS)
+        self._durations: deque[float] = deque(maxlen=_RECENT_ANSWERS)
         self._failures = 0
         self._launches = 0
         self._retry_at = 0.0
@@ -142,7 +143,7 @@ class DraftSupervisor:
             self._working().start(batch)
 
     def gather(self, request_ids: Collection[str]) -> Gathered:
-        """Wait for these requests' drafts up to a few times what recent answers took; who has none then goes on without."""
+        """Wait for these requests' drafts up to a few times what drafting took lately; who has none then goes on without."""
         begin = self._clock()
         self._check()
         deadline = begin + (0.0 if self._given_up else self._patience())
@@ -202,13 +203,13 @@ class DraftSupervisor:
             if not self._up:
                 return
             for answer in self._working().collect(wait):
-                batch, sent_at = self._unanswered.pop(answer.round, (None, 0.0))
+                batch, _ = self._unanswered.pop(answer.round, (None, 0.0))
                 if batch is None:
                     raise DrafterError("rubbish", f"an answer to order {answer.round}, which is not open")
                 self._lost += sum(map(len, answer.tokens))
                 self._validate(batch, answer)
                 self._lost -= sum(map(len, answer.tokens))
-                self._latencies.append(self._clock() - sent_at)
+                self._durations.append(answer.span.duration_us / 1e6)
                 self._given_up.discard(answer.round)
                 self._failures = 0
                 drafts, late = self._ledger.settle(answer)
@@ -224,8 +225,8 @@ class DraftSupervisor:
                 raise DrafterError("rubbish", f"the answer to order {batch.round} holds a draft that is too long or no token: {row}")
 
     def _patience(self) -> float:
-        recent = max(self._latencies, default=self._config.answer_timeout)
-        return min(self._config.answer_timeout, max(_PATIENCE_MIN, _PATIENCE_FACTOR * recent))
+        longest = max(self._durations, default=_FIRST_DURATION)
+        return min(self._config.answer_timeout, max(_PATIENCE_MIN, _PATIENCE_FACTOR * longest))
 
     def _check(self) -> None:
         """Relaunch what is due, notice what is loaded and what hangs."""
@@ -270,7 +271,7 @@ class DraftSupervisor:
         self._ledger.reset()
         self._unanswered.clear()
         self._given_up.clear()
-        self._latencies.clear()
+        self._durations.clear()
         self._lost += sum(map(len, self._inbox.drafts.values()))
         self._inbox.drafts.clear()
         self._report(DrafterRecord(up=False, restarted=False, reason=fault.reason, message=str(fault)))

@@ -18,6 +18,7 @@ RUNNER = CliRunner()
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_parallel_beside_off_on_a_replay(tmp_path: Path) -> None:
     models = prepare(progress=False)

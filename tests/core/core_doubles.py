@@ -59,7 +59,7 @@ class ScriptedDrafter:
             assert item.base == len(self.known.setdefault(item.request_id, []))
             self.known[item.request_id] += item.tokens
             rows.append([(sum(self.known[item.request_id]) + step) % 100 for step in range(item.limit)])
-        answer = DraftResult(batch.round, [item.request_id for item in batch.items], rows, Span(0, 0))
+        answer = DraftResult(batch.round, [item.request_id for item in batch.items], rows, Span(0, round(self.latency * 1e6)))
         begin = max([self.clock.now, *(due for due, _ in self._due)])
         self._due.append((begin + self.latency, answer if self.edit is None else self.edit(answer)))
 

@@ -290,13 +290,13 @@ def test_patience_is_a_few_times_what_answers_took_and_never_less_than_a_quarter
     assert supervisor.gather(["a"]).waited == pytest.approx(0.25)
 
 
-def test_the_first_answer_may_take_as_long_as_the_limit():
-    bench = Bench({"latency": 9.0})
+def test_the_first_answer_may_take_two_seconds():
+    bench = Bench({"latency": 1.9})
     supervisor = bench.started()
     bench.order(a=[1])
     gathered = supervisor.gather(["a"])
     assert gathered.drafts == {"a": expected_drafts([1])}
-    assert gathered.waited == pytest.approx(9.0)
+    assert gathered.waited == pytest.approx(1.9)
 
 
 def test_while_the_drafter_is_behind_nobody_waits_and_nothing_is_ordered():
@@ -366,8 +366,8 @@ def test_a_drafter_that_never_answers_is_closed_after_the_limit():
     bench.order(a=[1])
     gathered = supervisor.gather(["a"])
     assert gathered.reason == "late"
-    assert gathered.waited == pytest.approx(CONFIG.answer_timeout)
-    bench.clock.now += 0.01
+    assert gathered.waited == pytest.approx(2.0)
+    bench.clock.now += CONFIG.answer_timeout - 2.0 + 0.01
     bench.order(a=[1, 2])
     assert bench.drafters[0].closed == 1
     assert (bench.records[-1].up, bench.records[-1].reason) == (False, "hang")

@@ -17,6 +17,7 @@ def test_every_request_gets_the_same(speculating: Engine, reference: Results) ->
     results = run_workload(speculating, prompts())
     assert len(results.plain) >= 60
     assert results.plain == reference.plain
+    assert results.long == reference.long
     assert {name: value for name, value in results.special.items() if value != reference.special[name]} == {}
     speculating.settle()
     steps = [record for record in speculating.records if isinstance(record, StepRecord)]
@@ -36,11 +37,11 @@ def test_nothing_is_left_behind(speculating: Engine) -> None:
     assert last.side_requests in ((0, 0), (1, 0), (0, 1))
 
 
-@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+@pytest.mark.parametrize("mode", [pytest.param("sequential", marks=pytest.mark.slow), "parallel"])
 def test_preemption(mode: str, reference: Results) -> None:
     """A KV cache of 40 blocks of 32 tokens holds a few of 16 requests at a time."""
     with engine(mode, block_size=32, num_gpu_blocks_override=40, max_model_len=1024) as small:
-        texts = [text for text in prompts() if len(text) < 1200][:20]
+        texts = prompts()[:20]
         outputs = small.generate([Job(text, greedy(TOKENS)) for text in texts])
         small.settle()
     expected = [reference.plain[prompts().index(text)] for text in texts]
@@ -59,7 +60,8 @@ def test_two_sides_hide_drafting_and_recover() -> None:
         parallel.settle()
         steps = [record for record in parallel.records if isinstance(record, StepRecord)]
     sizes = [step.side_requests for step in steps]
-    assert all(min(size) > 0 for size in sizes if sum(size) > 1)
+    # A side that a request just left is filled at the next turn.
+    assert sum(min(size) == 0 for size in sizes if sum(size) > 1) <= len(jobs)
     assert {sum(size) for size in sizes} >= {1, 2}
     both = [step.side for step in steps if min(step.side_requests) > 0 and not step.is_prompt_run]
     changes = sum(before != after for before, after in itertools.pairwise(both))

@@ -13,11 +13,9 @@ import pytest
 from minedraft_core.config import DrafterConfig
 from minedraft_core.types import DrafterRecord, StepRecord
 from tests.engine.harness import Engine, Job, engine, greedy
-from tests.engine.workload import prompts
+from tests.engine.workload import LONG_PROMPTS, LONG_TOKENS, Results, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-REQUESTS = 6
-LENGTH = 150
 
 
 def draft_processes() -> list[psutil.Process]:
@@ -28,11 +26,11 @@ def draft_processes() -> list[psutil.Process]:
 
 def disturb(target: Engine, fault: Callable[[int], None]) -> list[list[int]]:
     """Run requests and do `fault` to the draft process once they are on their way."""
-    jobs = [Job(text, greedy(LENGTH)) for text in prompts()[:REQUESTS]]
+    jobs = [Job(text, greedy(LONG_TOKENS)) for text in prompts()[:LONG_PROMPTS]]
 
     async def run() -> list[list[int]]:
         tasks = [asyncio.ensure_future(target.run(job)) for job in jobs]
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.5)
         (process,) = draft_processes()
         fault(process.pid)
         outputs = await asyncio.gather(*tasks)
@@ -41,18 +39,11 @@ def disturb(target: Engine, fault: Callable[[int], None]) -> list[list[int]]:
     return target.call(run())
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[list[int]]:
-    with engine("off") as alone:
-        outputs = alone.generate([Job(text, greedy(LENGTH)) for text in prompts()[:REQUESTS]])
-    return [list(output.outputs[0].token_ids) for output in outputs if output is not None]
-
-
 @pytest.mark.parametrize(("fault", "reason"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "hang")])
-def test_requests_go_on_and_the_drafter_comes_back(fault: signal.Signals, reason: str, expected: list[list[int]]) -> None:
+def test_requests_go_on_and_the_drafter_comes_back(fault: signal.Signals, reason: str, reference: Results) -> None:
     drafter = DrafterConfig(cores=(max(os.sched_getaffinity(0)),), answer_timeout=1.0, restart_backoff=0.2)
     with engine("parallel", drafter=drafter) as parallel:
-        assert disturb(parallel, lambda pid: os.kill(pid, fault)) == expected
+        assert disturb(parallel, lambda pid: os.kill(pid, fault)) == reference.long
         parallel.settle()
         health = [record for record in parallel.records if isinstance(record, DrafterRecord)]
         assert [record.up for record in health[:2]] == [True, False]
@@ -75,6 +66,7 @@ def test_requests_go_on_and_the_drafter_comes_back(fault: signal.Signals, reason
     assert draft_processes() == []
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_load_stops_the_start(tmp_path: os.PathLike[str]) -> None:
     with pytest.raises(RuntimeError), engine("parallel", draft=tmp_path / "nothing"):
         pass

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PROMPT = "The weather today is"
 TOP = 3
 LENGTH = 3
-SAMPLES = 400
+SAMPLES = 300
 
 
 @pytest.fixture(scope="module")

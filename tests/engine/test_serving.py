@@ -105,7 +105,10 @@ def test_two_sides_are_at_work(served: Served) -> None:
         client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none")
         prompts = [f"Tell me {number} things about the sea." for number in range(6)]
         calls = (
-            client.completions.create(model="SmolLM2-135M-Instruct", prompt=prompt, max_tokens=40, temperature=0) for prompt in prompts
+            client.completions.create(
+                model="SmolLM2-135M-Instruct", prompt=prompt, max_tokens=40, temperature=0, extra_body={"ignore_eos": True}
+            )
+            for prompt in prompts
         )
         await asyncio.gather(*calls)
 

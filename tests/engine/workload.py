@@ -16,15 +16,18 @@ import minedraft_core.bench
 from server.sampling import ServingParams
 from tests.engine.harness import Engine, Job, greedy
 
-TOKENS = 24
+TOKENS = 16
+LONG_TOKENS = 80
+LONG_PROMPTS = 6
 CONCURRENCY = 16
 
 
 @dataclass(frozen=True)
 class Results:
-    """Token ids of the plain prompts, and full outputs of the special requests by name."""
+    """Token ids of the plain prompts, of the first few continued further, and full outputs of the special requests by name."""
 
     plain: list[list[int]]
+    long: list[list[int]]
     special: dict[str, list[Any]]
 
 
@@ -32,7 +35,7 @@ class Results:
 def prompts() -> list[str]:
     """First turns of Spec-Bench questions over all categories; at least 60."""
     lines = Path(minedraft_core.bench.__file__).with_name("prompts.jsonl").read_text().splitlines()
-    return [json.loads(line)["turns"][0][:1500] for line in lines]
+    return [json.loads(line)["turns"][0][:500] for line in lines]
 
 
 def special_jobs() -> dict[str, Job]:
@@ -93,10 +96,12 @@ def disturbances() -> list[Job]:
 def run_workload(engine: Engine, texts: list[str]) -> Results:
     """Everything, at most 16 at once."""
     plain = engine.generate([Job(text, greedy(TOKENS)) for text in texts], CONCURRENCY)
+    long = engine.generate([Job(text, greedy(LONG_TOKENS)) for text in texts[:LONG_PROMPTS]])
     jobs = special_jobs()
     special = engine.generate([*jobs.values(), *disturbances()])
     return Results(
         plain=[list(output.outputs[0].token_ids) for output in plain if output is not None],
+        long=[list(output.outputs[0].token_ids) for output in long if output is not None],
         special={name: _comparable(output) for name, output in zip(jobs, special[: len(jobs)], strict=True)},
     )
 
