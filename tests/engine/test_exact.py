@@ -25,8 +25,9 @@ def test_every_request_gets_the_same(speculating: Engine, reference: Results) ->
     assert sum(step.verify_len for step in steps) > len(prompts()) * TOKENS / 2
 
 
-def test_one_at_a_time(speculating: Engine, reference: Results) -> None:
-    chosen = range(0, 60, 15)
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_at_a_time(speculating: Engine, reference: Results, every: int) -> None:
+    chosen = range(0, len(prompts()), every)
     outputs = speculating.generate([Job(prompts()[index], greedy(TOKENS)) for index in chosen], concurrency=1)
     assert [list(output.outputs[0].token_ids) for output in outputs if output] == [reference.plain[index] for index in chosen]
 
