@@ -107,7 +107,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     The `embedded` model gets flags of its own, which `arguments` override, and a small KV cache unless a flag or
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
-    own = EMBEDDED_FLAGS if embedded else ()
+    names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
+    own = (*names, *(EMBEDDED_FLAGS if embedded else ()))
     args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 
 from minedraft_core.types import RequestRecord, now_us
@@ -22,7 +23,10 @@ def ignore(_: RequestRecord) -> None:
 async def observed(
     outputs: AsyncGenerator[RequestOutput, None], request_id: str, prompt_len: int, report: Report
 ) -> AsyncGenerator[RequestOutput, None]:
-    """Pass the outputs of one choice on and report it when it ends; one that is left early ended by "abort"."""
+    """Pass the outputs of one choice on and report it when it ends; one that is left early ended by "abort".
+
+    A choice that the engine refuses for what the client asked was never taken and is not reported.
+    """
     start, first, tokens, reason = now_us(), 0, 0, "abort"
     try:
         async with aclosing(outputs):
@@ -32,8 +36,12 @@ async def observed(
                 first = first or (now_us() if tokens else 0)
                 reason = completion.finish_reason or reason
                 yield output
+    except VLLMClientError:
+        reason = ""
+        raise
     except Exception:
         reason = "error"
         raise
     finally:
-        report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason))
+        if reason:
+            report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason))

@@ -92,25 +92,21 @@ def idle(served: Served) -> bool:
 
 
 def test_a_client_gets_sensible_text(served: Served) -> None:
-    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
-    (model,) = client.models.list().data
-    answer = client.completions.create(model=model.id, prompt="The capital of France is", max_tokens=12, temperature=0)
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        (model,) = client.models.list().data
+        answer = client.completions.create(model=model.id, prompt="The capital of France is", max_tokens=12, temperature=0)
     assert "Paris" in answer.choices[0].text
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 12
 
 
 def test_two_sides_are_at_work(served: Served) -> None:
+    fields: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "max_tokens": 40, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
     async def run() -> None:
-        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none")
-        prompts = [f"Tell me {number} things about the sea." for number in range(6)]
-        calls = (
-            client.completions.create(
-                model="SmolLM2-135M-Instruct", prompt=prompt, max_tokens=40, temperature=0, extra_body={"ignore_eos": True}
-            )
-            for prompt in prompts
-        )
-        await asyncio.gather(*calls)
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            prompts = [f"Tell me {number} things about the sea." for number in range(6)]
+            await asyncio.gather(*(client.completions.create(prompt=prompt, **fields) for prompt in prompts))
 
     asyncio.run(run())
     assert served.metric("minedraft_mode", mode="parallel") == 1

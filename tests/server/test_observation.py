@@ -1,6 +1,7 @@
 from collections.abc import AsyncGenerator
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from minedraft_core.types import RequestRecord, now_us
@@ -48,3 +49,10 @@ async def test_without_a_token_there_is_no_first_time() -> None:
     records: list[RequestRecord] = []
     _ = [item async for item in observed(steps(output([], "abort")), "r", 3, records.append)]
     assert [(record.first_token_us, record.finish_reason) for record in records] == [(0, "abort")]
+
+
+async def test_a_choice_refused_for_what_the_client_asked_is_not_reported() -> None:
+    records: list[RequestRecord] = []
+    with pytest.raises(VLLMValidationError):
+        _ = [item async for item in observed(steps(error=VLLMValidationError("no")), "r", 3, records.append)]
+    assert records == []

@@ -110,6 +110,7 @@ async def test_bad_fields_leave_the_engine_alone(fake: FakeEngine, client: httpx
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"structured_outputs": {}}, "constraint"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "one kind"),
+        ({"structured_outputs": {"grammar": "root ::= "}}, "cannot be parsed"),
         ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "not both"),
         ({"stop": list("abcde")}, "at most 4"),
         ({"prompt": []}, "empty"),
