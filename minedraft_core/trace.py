@@ -14,7 +14,6 @@ class TraceWriter:
     """A feed sink that appends lines to a file; runs on the feed's thread, so the engine loop never waits for the disk."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         self._encoder = msgspec.json.Encoder()
 

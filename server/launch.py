@@ -160,7 +160,9 @@ def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, P
 def _set_environment(settings: Settings) -> None:
     # vLLM reads these when its processes start.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
+    # At its level "info" vLLM fills screens; its warnings are enough beside our own lines.
+    level = "warning" if settings.log_level == "info" else settings.log_level
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", level.upper())
 
 
 def _start_engine(args: AsyncEngineArgs) -> AsyncLLM:

@@ -136,7 +136,7 @@ def _explain(fault: Any, given: Given) -> str:
     origin, value = given[name]
     message = fault["msg"].removeprefix("Value error, ")
     if isinstance(fault.get("ctx", {}).get("error"), ConfigError):
-        return f"{origin}: {message}"
+        return message if message.startswith(origin) else f"{origin}: {message}"
     shown = "(a secret)" if name == "api_key" else repr(value)
     return f"{origin} cannot be {shown}: {message[:1].lower()}{message[1:]}; allowed: {Settings.model_fields[name].description}"
 

@@ -10,6 +10,7 @@ from contextlib import aclosing
 
 from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
+from vllm.v1.metrics.stats import RequestStateStats
 
 from minedraft_core.types import RequestRecord, now_us
 
@@ -33,7 +34,7 @@ async def observed(
             async for output in outputs:
                 completion = output.outputs[0]
                 tokens += len(completion.token_ids)
-                first = first or (now_us() if tokens else 0)
+                first = first or (_first_token_us(output) if tokens else 0)
                 reason = completion.finish_reason or reason
                 yield output
     except VLLMClientError:
@@ -45,3 +46,12 @@ async def observed(
     finally:
         if reason:
             report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason))
+
+
+def _first_token_us(output: RequestOutput) -> int:
+    """When the engine delivered the first token; a request that does not stream shows it with its last output only.
+
+    Without vLLM's statistics (`--disable-log-stats`) it is now.
+    """
+    delivered = output.metrics.first_token_ts if isinstance(output.metrics, RequestStateStats) else 0.0
+    return round(delivered * 1e6) if delivered > 0 else now_us()

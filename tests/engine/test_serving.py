@@ -141,6 +141,15 @@ def test_streaming_is_real(served: Served) -> None:
     assert request["finish_reason"] == "length"
 
 
+def test_the_first_token_is_timed_without_streaming_too(served: Served) -> None:
+    before = len(served.lines("request"))
+    body = {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "ignore_eos": True}
+    httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    time.sleep(0.5)
+    (request,) = served.lines("request")[before:]
+    assert 0 < request["first_token_us"] - request["start_us"] < (request["end_us"] - request["start_us"]) / 2
+
+
 def test_clients_that_go_away_leave_nothing_behind(served: Served) -> None:
     """120 requests, every third dropped in mid-stream."""
     _drop_every_third(served, 120)

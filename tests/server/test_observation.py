@@ -1,8 +1,10 @@
+import time
 from collections.abc import AsyncGenerator
 
 import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.metrics.stats import RequestStateStats
 
 from minedraft_core.types import RequestRecord, now_us
 from server.observation import observed
@@ -28,6 +30,15 @@ async def test_a_finished_choice_is_reported_with_its_times_and_tokens() -> None
     (record,) = records
     assert (record.request_id, record.prompt_len, record.gen_len, record.finish_reason) == ("r", 3, 3, "stop")
     assert begin <= record.start_us <= record.first_token_us <= record.end_us <= now_us()
+
+
+async def test_the_first_token_is_timed_by_the_engine_where_only_the_last_output_comes() -> None:
+    records: list[RequestRecord] = []
+    whole = output([5, 6, 7], "length")
+    delivered = time.monotonic() + 0.25
+    whole.metrics = RequestStateStats(first_token_ts=delivered)
+    _ = [item async for item in observed(steps(whole), "r", 3, records.append)]
+    assert records[0].first_token_us == round(delivered * 1e6)
 
 
 async def test_a_choice_that_is_left_counts_as_aborted() -> None:
