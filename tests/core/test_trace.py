@@ -21,7 +21,7 @@ def lines(path):
 
 
 def test_a_scripted_run_leaves_the_agreed_lines(tmp_path):
-    path = tmp_path / "deep" / "er" / "trace.jsonl"
+    path = tmp_path / "er" / "trace.jsonl"
     writer = TraceWriter(path)
     writer(FeedMessage(0, [ModeRecord(Mode.PARALLEL, 4), step_record(step=1)]))
     writer(FeedMessage(0, [DraftRecord(1, 1, 2, 1, 2, [2]), DrafterRecord(up=True, restarted=False, reason="loaded")]))
