@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from core_doubles import step_record
 
 from minedraft_core.feed import FeedMessage
@@ -21,7 +22,7 @@ def lines(path):
 
 
 def test_a_scripted_run_leaves_the_agreed_lines(tmp_path):
-    path = tmp_path / "er" / "trace.jsonl"
+    path = tmp_path / "trace.jsonl"
     writer = TraceWriter(path)
     writer(FeedMessage(0, [ModeRecord(Mode.PARALLEL, 4), step_record(step=1)]))
     writer(FeedMessage(0, [DraftRecord(1, 1, 2, 1, 2, [2]), DrafterRecord(up=True, restarted=False, reason="loaded")]))
@@ -73,3 +74,8 @@ def test_a_second_run_appends(tmp_path):
         writer(FeedMessage(0, [step_record(step=step)]))
         writer.close()
     assert [line["step"] for line in lines(path)] == [1, 2]
+
+
+def test_a_folder_that_is_missing_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        TraceWriter(tmp_path / "no" / "trace.jsonl")
