@@ -25,7 +25,9 @@ class MineDraftConfig(BaseModel):
 
     method: Literal["draft_model"] | None = Field(default=None, description="how drafts are made; null means draft_model")
     model: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="folder or name of the draft model")
-    draft_tensor_parallel_size: Literal[1] = Field(default=1, description="devices the drafter is split over; only 1")
+    draft_tensor_parallel_size: Annotated[int, Field(ge=1, le=1)] = Field(
+        default=1, description="devices the drafter is split over; only 1"
+    )
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(default=0, description="draft tokens a step, 0 to 64")
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
 

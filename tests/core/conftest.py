@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says more about the machine's other work than about the code.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says more about the machine's other work than about the code; the same examples run everywhere.
+settings.register_profile("patient", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 

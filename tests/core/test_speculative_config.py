@@ -45,6 +45,8 @@ def test_nothing_given_is_plain_decoding():
         ("draft_tensor_parallel_size", 0, "only 1"),
         ("draft_tensor_parallel_size", "1", "only 1"),
         ("draft_tensor_parallel_size", None, "only 1"),
+        ("draft_tensor_parallel_size", True, "only 1"),
+        ("draft_tensor_parallel_size", 1.0, "only 1"),
         ("num_speculative_tokens", -1, "0 to 64"),
         ("num_speculative_tokens", 65, "0 to 64"),
         ("num_speculative_tokens", 1.5, "0 to 64"),

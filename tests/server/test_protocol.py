@@ -16,14 +16,14 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(body=st.binary(max_size=60))
 def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
     outcome = parse(body)
     assert isinstance(outcome, CompletionRequest) or outcome.status == 400
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(fields=st.dictionaries(st.sampled_from([*CompletionRequest.model_fields, "guided_json", "x"]), json_values, max_size=6))
 def test_any_object_is_parsed_or_refused(fields: dict[str, Any]) -> None:
     outcome = parse(msgspec.json.encode({"prompt": "x", **fields}))
