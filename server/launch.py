@@ -31,7 +31,7 @@ from server.settings import Settings
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
-# Compiling takes minutes and a C++ compiler; on two cores it gains little for so small a model.
+# Compiling takes minutes on two cores, and a C++ compiler.
 EMBEDDED_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16")
 EMBEDDED_DRAFT_TOKENS = 4
 

@@ -7,7 +7,6 @@ words, `logit_bias`, `min_p`, `min_tokens`, seeds, log-probabilities) means the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -110,11 +109,7 @@ def _spread(logprobs: LogprobsTensors | None, rows: Rows, width: int) -> Logprob
     if logprobs is None:
         return None
     at = rows.flat_index(width)
-    return LogprobsTensors(*(_scatter(values, at, len(rows.counts) * width) for values in _fields(logprobs)))
-
-
-def _fields(logprobs: LogprobsTensors) -> Sequence[torch.Tensor | None]:
-    return tuple(logprobs)
+    return LogprobsTensors(*(_scatter(values, at, len(rows.counts) * width) for values in logprobs))
 
 
 def _scatter(values: torch.Tensor | None, at: torch.Tensor, length: int) -> torch.Tensor | None:
