@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
@@ -20,11 +21,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.feed import FeedMessage, FeedReader
 from minedraft_core.types import Record, Span, StepRecord, now_us
-from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.args import natively, runs_on_cpu, with_pipeline
 
 _END_SECONDS = 30.0
 _RECORDS_SECONDS = 10.0
 _POLL_SECONDS = 0.01
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 class _EngineParser(FlexibleArgumentParser):
@@ -106,6 +108,32 @@ class BenchEngine:
 @contextmanager
 def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
     """An engine, ended with the block. Raises ConfigError where it cannot be started."""
+    with _recorded(lambda watched: with_pipeline(args, watched), config) as engine:
+        yield engine
+
+
+@contextmanager
+def native_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
+    """vLLM's own speculative decoding on GPUs with the same models, ended with the block.
+
+    Runs on vLLM's V1 runner, whose drafter is compiled: vLLM's V2 drafter has no CUDA graphs and is slower. Only the scheduler is ours,
+    to record the passes. Raises ConfigError where it cannot be started.
+    """
+    if runs_on_cpu():
+        raise ConfigError("native: vLLM's own speculative decoding is compared on GPUs only")
+    runner = os.environ.get(_RUNNER)
+    os.environ[_RUNNER] = "0"
+    try:
+        with _recorded(lambda watched: natively(args, watched), config) as engine:
+            yield engine
+    finally:
+        os.environ.pop(_RUNNER)
+        if runner is not None:
+            os.environ[_RUNNER] = runner
+
+
+@contextmanager
+def _recorded(arrange: Callable[[PipelineConfig], AsyncEngineArgs], config: PipelineConfig) -> Iterator[BenchEngine]:
     records: list[Record] = []
 
     def keep(message: FeedMessage) -> None:
@@ -113,7 +141,7 @@ def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[Benc
 
     with tempfile.TemporaryDirectory(prefix="minedraft-") as folder, asyncio.Runner() as runner, ExitStack() as stack:
         address = f"ipc://{folder}/feed"
-        piped = with_pipeline(args, config.model_copy(update={"feed_address": address}))
+        piped = arrange(config.model_copy(update={"feed_address": address}))
         reader = FeedReader(address, [keep])
         reader.start()
         stack.callback(reader.close)
