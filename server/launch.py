@@ -23,7 +23,7 @@ from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
-from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.args import runs_on_cpu, with_pipeline
 from server.app import create_app
 from server.lifecycle import Lifecycle, bind, serve
 from server.settings import Settings
@@ -31,8 +31,9 @@ from server.settings import Settings
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
+EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
 # Compiling takes minutes on two cores, and a C++ compiler.
-EMBEDDED_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16")
+EMBEDDED_CPU_FLAGS = ("--enforce-eager", *EMBEDDED_FLAGS)
 EMBEDDED_DRAFT_TOKENS = 4
 
 
@@ -57,7 +58,9 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         embedded = settings.model is None
         settings = with_embedded(settings)
         reader, address, metrics = _open_feed(settings, stack)
-        target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
+        target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
+        if runs_on_cpu():
+            target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
         config = PipelineConfig(
             speculative=settings.speculative_config or MineDraftConfig(),
@@ -108,7 +111,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    own = (*names, *(EMBEDDED_FLAGS if embedded else ()))
+    flags = EMBEDDED_CPU_FLAGS if runs_on_cpu() else EMBEDDED_FLAGS
+    own = (*names, *(flags if embedded else ()))
     args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:

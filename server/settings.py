@@ -108,6 +108,9 @@ class Settings(BaseSettings):
         default=(), description="CPU cores of the target, such as `0-3,8`; without any, all that the drafter leaves"
     )
     drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the last one")
+    drafter_device: int | None = Field(
+        default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
+    )
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -122,6 +125,7 @@ class Settings(BaseSettings):
         """How the draft process is run."""
         return DrafterConfig(
             cores=self.drafter_cores,
+            device=self.drafter_device,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,
             restart_backoff=self.drafter_restart_backoff,

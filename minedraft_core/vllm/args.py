@@ -79,6 +79,10 @@ def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if config.drafter.device is not None:
+        raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
+    if config.drafter.synthetic_acceptance_length is not None:
+        raise ConfigError("a synthetic acceptance length is for GPUs; on CPU replay what plain decoding wrote")
     if args.enable_chunked_prefill:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
     if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import tempfile
 import time
 import uuid
@@ -14,6 +15,7 @@ from typing import NoReturn
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,6 +29,11 @@ _END_SECONDS = 30.0
 _RECORDS_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def device_name() -> str:
+    """What the benchmark runs on: `cpu`, or the name of the CUDA device."""
+    return "cpu" if runs_on_cpu() else str(current_platform.get_device_name())
 
 
 class _EngineParser(FlexibleArgumentParser):
@@ -65,6 +72,12 @@ class BenchEngine:
         else:
             tokens = tokenizer.encode(prompt)
         return list(tokens)
+
+    def random_prompts(self, count: int, length: int) -> list[list[int]]:
+        """`count` prompts of `length` random token ids, the same on every call."""
+        generator = random.Random(0)  # noqa: S311 -- no secret
+        vocabulary = self._engine.model_config.get_vocab_size()
+        return [[generator.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
         """Exactly `max_tokens` greedy tokens for each prompt, all started together; the time from the first request to the last token.

@@ -140,8 +140,8 @@ class DraftEngine:
         with self._streams():
             self._copies.wait_event(ready)
             self._stream.wait_event(ready)
-            self._pack[:rows].copy_(self._packs[job.slot, :rows], non_blocking=True)
             self.timer.log.stamp(job.ticket.begin)
+            self._pack[:rows].copy_(self._packs[job.slot, :rows], non_blocking=True)
             if prompt is not None:
                 self._run_prompt(prompt, job.num_reqs)
             if drafts:
@@ -167,22 +167,6 @@ class DraftEngine:
         """Follow the target in copying KV blocks; pairs: int64 [n, 2] in pinned memory. Ordered with the jobs."""
         with torch.cuda.stream(self._stream):
             self._model.copy_blocks(pairs.to(self._device, non_blocking=True))
-
-    def measure(self, num_reqs: int, context: int, repeats: int = 20) -> float:
-        """Milliseconds of the graph for `num_reqs` requests of `context` tokens each, alone on the device. Waits; for benchmarks."""
-        rows = self.bucket(num_reqs)
-        with torch.cuda.stream(self._stream):
-            self._pack.zero_()
-            self._pack[:rows, 2], self._pack[:rows, 3] = context, 1
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            self._graphs[rows, False].replay()
-            begin.record()
-            for _ in range(repeats):
-                self._graphs[rows, False].replay()
-            end.record()
-            end.synchronize()
-            self._pack.zero_()
-        return float(begin.elapsed_time(end)) / repeats
 
     def close(self) -> None:
         """Wait for the last job and drop the graphs."""
