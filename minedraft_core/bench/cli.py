@@ -67,6 +67,7 @@ def bench_engine(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Random prompts of so many tokens in place of --prompts.", show_default=False)
     ] = None,
+    drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     max_model_len: Annotated[int, typer.Option(min=1, help="Longest prompt and output together, in tokens.")] = 2048,
@@ -91,6 +92,7 @@ def bench_engine(
                 acceptance=acceptance,
                 acceptance_length=acceptance_length,
                 prompt_tokens=prompt_tokens,
+                compiled_drafter=drafter_compiled,
             )
         )
         if json_file is not None:

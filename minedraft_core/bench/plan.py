@@ -64,6 +64,7 @@ class Plan:
     acceptance: float | None
     acceptance_length: float | None = None
     prompt_tokens: int | None = None
+    compiled_drafter: bool = False
 
 
 def read_cores(flag: str, text: str) -> tuple[int, ...]:

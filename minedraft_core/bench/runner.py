@@ -78,7 +78,12 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
     if arm.mode is Mode.OFF:
         return PipelineConfig(target_cores=arm.cores.target)
     device = SHARED_DEVICE if arm.shared else None
-    drafter = DrafterConfig(cores=arm.cores.drafter, device=device, synthetic_acceptance_length=plan.acceptance_length)
+    drafter = DrafterConfig(
+        cores=arm.cores.drafter,
+        device=device,
+        compiled=plan.compiled_drafter,
+        synthetic_acceptance_length=plan.acceptance_length,
+    )
     if plan.acceptance is not None:
         drafter = DrafterConfig(cores=arm.cores.drafter, replay=str(recordings), replay_acceptance=plan.acceptance)
     speculative = MineDraftConfig(model=plan.draft, num_speculative_tokens=plan.num_tokens, is_parallel=arm.mode is Mode.PARALLEL)

@@ -119,7 +119,7 @@ class DraftEngine:
         with torch.cuda.device(self._device):
             for rows in reversed(self._buckets):
                 for sampled in ways:
-                    with torch.cuda.stream(self._stream):
+                    with torch.cuda.stream(self._stream), self._model.building():
                         self._draft(rows, sampled=sampled)
                         self._draft(rows, sampled=sampled)
                     self._settle()
@@ -227,6 +227,7 @@ class DraftEngine:
             table,
             2,
             shape.max_len,
+            planned=True,
         )
         self._choose(hidden[1::2].contiguous(), self._first_positions[1 : 2 * rows : 2], 0, rows, sampled=sampled)
         for step in range(1, shape.num_drafts):
@@ -235,7 +236,7 @@ class DraftEngine:
                 packed, self._drafts, step, ids, positions, slots, seq_lens, self._model.vocab_size, shape.block_size, shape.max_len
             )
             hidden = self._model.hidden(
-                ids[:rows], positions[:rows], slots[:rows], self._by_one[: rows + 1], seq_lens[:rows], table, 1, shape.max_len
+                ids[:rows], positions[:rows], slots[:rows], self._by_one[: rows + 1], seq_lens[:rows], table, 1, shape.max_len, planned=True
             )
             self._choose(hidden, positions[:rows], step, rows, sampled=sampled)
 

@@ -21,8 +21,12 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAtten
 
 from minedraft_core.config import ConfigError
 
+# FlashAttention 3 takes a plan made beforehand.
+_PLANNING_VERSION = 3
+_NO_WINDOW = (-1, -1)
 
-def draft_config(config: VllmConfig, *, compiled: bool) -> VllmConfig:
+
+def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) -> VllmConfig:
     """The target's configuration for the draft model.
 
     A shallow copy, since vLLM's `replace` validates and adjusts everything again. An empty `static_forward_context` keeps the draft
@@ -45,6 +49,8 @@ def draft_config(config: VllmConfig, *, compiled: bool) -> VllmConfig:
     compilation.disabled_custom_ops = Counter()
     compilation.traced_files = set()
     compilation.cudagraph_mode = CUDAGraphMode.NONE
+    # Compiled code is kept on disk and names its device, which vLLM's key of it leaves out.
+    draft.additional_config = {**config.additional_config, "minedraft_drafter_device": device.index}
     if not compiled:
         compilation.mode = CompilationMode.NONE
         compilation.custom_ops = ["all"]
@@ -79,6 +85,9 @@ class DraftModel:
                     "needs a dense or grouped-query decoder in bfloat16 or float16"
                 )
             self._layers[name] = layer
+        whole = all(layer.impl.sliding_window == _NO_WINDOW for layer in self._layers.values())
+        planning = all(layer.impl.vllm_flash_attn_version == _PLANNING_VERSION for layer in self._layers.values())
+        self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
         self.vocab_size = config.model_config.get_vocab_size()
         self.logits_dtype = config.model_config.head_dtype
 
@@ -90,6 +99,7 @@ class DraftModel:
 
     def bind_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocate the KV cache; block ids are the target's."""
+        self._block_size = block_size
         self._caches = []
         for layer in self._layers.values():
             shape = (num_blocks, block_size, layer.num_kv_heads, 2 * layer.head_size)
@@ -112,11 +122,14 @@ class DraftModel:
         table: torch.Tensor,
         max_query_len: int,
         max_seq_len: int,
+        *,
+        planned: bool = False,
     ) -> torch.Tensor:
         """Run the model and write its KV: hidden states [tokens, hidden].
 
         ids: int32 [tokens], positions and slots: int64 [tokens]; query_start_loc: int32 [n + 1], seq_lens: int32 [n], table: int32 [n,
-        blocks]. All on the drafter's device. Without scheduler metadata of FlashAttention, so that the call can be captured.
+        blocks]. All on the drafter's device. `planned`: how attention is spread over the device is worked out once, not in every layer;
+        for calls with the same few tokens for each request, which are captured.
         """
         num_tokens = ids.shape[0]
         metadata = FlashAttentionMetadata(
@@ -127,6 +140,8 @@ class DraftModel:
             seq_lens=seq_lens,
             block_table=table,
             slot_mapping=slots,
+            scheduler_metadata=self._plan(query_start_loc, seq_lens, max_query_len, max_seq_len) if planned else None,
+            max_num_splits=self._splits if planned else 0,
         )
         by_layer = dict.fromkeys(self._layers, metadata)
         with (
@@ -134,6 +149,34 @@ class DraftModel:
             set_forward_context(by_layer, self.config, num_tokens=num_tokens, slot_mapping=dict.fromkeys(self._layers, slots)),
         ):
             return self._model(input_ids=ids, positions=positions)
+
+    def _plan(self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, max_query_len: int, max_seq_len: int) -> torch.Tensor | None:
+        if not self._splits:
+            return None
+        from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # on CUDA only
+
+        layer = next(iter(self._layers.values()))
+        return get_scheduler_metadata(
+            batch_size=seq_lens.shape[0],
+            max_seqlen_q=max_query_len,
+            max_seqlen_k=max_seq_len,
+            num_heads_q=layer.num_heads,
+            num_heads_kv=layer.num_kv_heads,
+            headdim=layer.head_size,
+            cache_seqlens=seq_lens,
+            qkv_dtype=self.config.model_config.dtype,
+            cu_seqlens_q=query_start_loc,
+            page_size=self._block_size,
+            causal=True,
+            window_size=_NO_WINDOW,
+            num_splits=self._splits,
+        )
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """vLLM's current configuration is the drafter's: for the first calls, which may compile."""
+        with set_current_vllm_config(self.config):
+            yield
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, vocabulary] of hidden states [n, hidden]."""
