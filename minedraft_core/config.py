@@ -96,4 +96,5 @@ class PipelineConfig(BaseModel):
     speculative: MineDraftConfig = MineDraftConfig()
     drafter: DrafterConfig = DrafterConfig()
     target_cores: tuple[int, ...] = Field(default=(), description="CPU cores of the target; empty leaves the choice to the system")
+    control_address: str | None = Field(default=None, description="where the engine takes orders (a ZeroMQ address); none: nowhere")
     feed_address: str | None = Field(default=None, description="where the engine pushes its records (a ZeroMQ address); none: nowhere")

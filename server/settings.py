@@ -86,6 +86,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 to 65535; 0 takes a free one")
     api_key: Keys = Field(default=(), description="keys that clients may send as a bearer token; without one, no key is asked for")
     api_key_file: Path | None = Field(default=None, description="file with one key a line, added to `api_key`")
+    enable_admin: bool = Field(default=False, description="serve /admin, which changes the mode of a running server; needs an API key")
     metrics_open: bool = Field(default=False, description="serve /metrics without a key")
     cors_allow_origins: Origins = Field(default=(), description="web origins that browsers may call from; `*` for all")
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")

@@ -9,7 +9,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from minedraft_core.types import DrafterRecord, DraftRecord, StepRecord
+from minedraft_core.control import ModeOrder
+from minedraft_core.types import DRAFT_LIMIT, DrafterRecord, DraftRecord, Mode, ModeRecord, StepRecord
 from minedraft_core.vllm.gpu.timing import DraftTimes, PassTimes
 from tests.gpu.simulation import Loop, request, scheduler
 
@@ -121,3 +122,49 @@ def test_times_of_the_devices_reach_the_records(tmp_path: Path) -> None:
     assert (step.end_us, step.gap_us, step.drafter_wait_us, step.measured_draft_time) == (1_500, 7, 3, pytest.approx(0.0003))
     drafted = next(record for record in loop.scheduler._feed.records if isinstance(record, DraftRecord))
     assert (drafted.round, drafted.hidden_us, drafted.drafted_per_position) == (9, 300, [3] * K)
+
+
+class Scripted:
+    """Orders by pass."""
+
+    def __init__(self, loop: Loop, orders: dict[int, ModeOrder]) -> None:
+        self._loop, self._orders = loop, orders
+
+    def take(self) -> ModeOrder | None:
+        return self._orders.pop(len(self._loop.passes), None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_modes_change_under_load_and_nothing_is_lost(tmp_path: Path) -> None:
+    loop = started(tmp_path, "parallel", max_num_batched_tokens=128)
+    loop.scheduler._orders = Scripted(loop, {4: ModeOrder(Mode.SEQUENTIAL, 2), 7: ModeOrder(Mode.OFF, 0), 10: ModeOrder(Mode.PARALLEL, 3)})
+    loop.run(9)
+    for index in range(6, 10):
+        loop.scheduler.add_request(request(f"r{index}", tokens=20 + index))
+    loop.run(120)
+    assert loop.tokens == {f"r{index}": 20 + index for index in range(10)}
+    drafted = [{len(drafts) for drafts in made.scheduled_spec_decode_tokens.values()} for made in loop.passes]
+    assert drafted[2] == {K}
+    assert drafted[6] == {2}
+    assert drafted[9] == set()
+    late = [made.scheduled_spec_decode_tokens for made in loop.passes[12:]]
+    assert {len(drafts) for made in late for drafts in made.values()} == {3}
+    assert not {name for made in late for name in made} & {f"r{index}" for index in range(6)}, (
+        "nothing was drafted for what the drafter missed"
+    )
+    assert [made.num_spec_tokens_to_schedule for made in loop.passes[3:8]] == [K, 2, 2, 2, 0]
+    modes = [record.mode for record in loop.scheduler._feed.records if isinstance(record, ModeRecord)]
+    assert modes == [Mode.SEQUENTIAL, Mode.OFF, Mode.PARALLEL]
+    assert not loop.scheduler.has_requests()
+
+
+def test_a_client_can_ask_for_fewer_drafts_or_none(tmp_path: Path) -> None:
+    loop = Loop(scheduler(tmp_path, "sequential", k=K))
+    loop.scheduler.add_request(request("none", extra_args={DRAFT_LIMIT: 0}))
+    loop.scheduler.add_request(request("two", extra_args={DRAFT_LIMIT: 2}))
+    loop.run(60)
+    assert loop.tokens == {"none": 20, "two": 20}
+    lengths = {(name, len(drafts)) for made in loop.passes for name, drafts in made.scheduled_spec_decode_tokens.items()}
+    assert lengths == {("two", 2)}

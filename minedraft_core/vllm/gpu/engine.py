@@ -124,7 +124,7 @@ class DraftEngine:
                         self._draft(rows, sampled=sampled)
                     self._settle()
                     graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+                    with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                         self._draft(rows, sampled=sampled)
                     self._graphs[rows, sampled] = graph
         self._settle()

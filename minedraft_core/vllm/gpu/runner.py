@@ -88,7 +88,9 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._pipeline is None or not (here or (self._leads and not self._layout.shared)):
             return available
         groups = get_kv_cache_groups(self.vllm_config, self.get_kv_cache_spec())
-        config = get_kv_cache_config_from_groups(self.vllm_config, groups, available)
+        config = get_kv_cache_config_from_groups(self.vllm_config, groups, max(0, available))
+        if not config.num_blocks:
+            return available
         block_size = config.kv_cache_groups[self._full_attention_group(config)].kv_cache_spec.block_size
         target = Budget(available, config.kv_cache_tensors[0].size // config.num_blocks)
         fixed = self.cache_config.kv_cache_memory_bytes is not None

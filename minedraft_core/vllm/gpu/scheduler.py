@@ -17,16 +17,25 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from minedraft_core.config import PipelineConfig
+from minedraft_core.control import ControlServer, ModeOrder, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.overlap import hidden_us
 from minedraft_core.sides import cadence_of
-from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.types import DRAFT_LIMIT, DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.gpu.output import TimedOutput
 from minedraft_core.vllm.gpu.timing import PassTimes
 from minedraft_core.vllm.scheduler import CadenceMixin
 
 _RECENT_PASSES = 16
+_NO_LIMIT = 1 << 30
 _US = 1e-6
+
+
+def _own_limit(request: Request) -> int:
+    """How many drafts a step the client allows."""
+    params = request.sampling_params
+    limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
+    return limit
 
 
 @dataclass
@@ -56,6 +65,10 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         if (speculative := self.vllm_config.speculative_config) is not None and speculative.draft_model_config is not None:
             self._longest_draft = min(self.max_model_len, speculative.draft_model_config.max_model_len)
         self._drafter_up = self.num_drafts > 0
+        self._unknown: set[str] = set()
+        self._orders: Orders = NoOrders()
+        if config.control_address is not None:
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, self.num_spec_tokens))
         self._is_prompt_run = False
         self._preempted = 0
         self._follows = False
@@ -71,6 +84,8 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Schedule the side whose turn it is, and prompts."""
         began_us = now_us()
+        if (order := self._orders.take()) is not None:
+            self._obey(order)
         self.begin_turn()
         output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens:
@@ -88,24 +103,39 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             self._follows = True
         return output
 
+    def _obey(self, order: ModeOrder) -> None:
+        """Change mode and number of drafts. What is drafted and under way is verified as it was scheduled."""
+        self.mode, self.num_drafts = order.mode, order.num_speculative_tokens
+        self.switch(self.mode)
+        self._records.append(ModeRecord(self.mode, self.num_drafts))
+
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        self._is_prompt_run = any(request_id not in self.cadence for request_id in scheduler_output.num_scheduled_tokens)
+        scheduled = scheduler_output.num_scheduled_tokens
+        self._is_prompt_run = any(request_id not in self.cadence for request_id in scheduled)
+        # The worker drafts for this pass, and vLLM plans the next one, with so many.
+        scheduler_output.num_spec_tokens_to_schedule = self.num_drafts
         super()._update_after_schedule(scheduler_output)
-        if not self.num_drafts:
+        if not self.num_spec_tokens:
             return
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id in scheduled:
             request = self.requests[request_id]
-            if request.spec_token_ids and not self._can_draft(request):
-                request.spec_token_ids = []
+            if not self.num_drafts and not request.is_prefill_chunk:
+                self._unknown.add(request_id)
+            if request.spec_token_ids:
+                request.spec_token_ids = request.spec_token_ids[: _own_limit(request)] if self._can_draft(request) else []
 
     def _can_draft(self, request: Request) -> bool:
         """Whether drafts will be at hand when the request is next verified.
 
+        The drafter does not know what a request got while nothing was drafted.
         vLLM checks drafts against a grammar before ours have landed, so a request with one goes without; so does a context that outgrows
         the drafter's.
         """
         return (
-            self._drafter_up and not request.use_structured_output and request.num_computed_tokens + self.num_drafts <= self._longest_draft
+            self._drafter_up
+            and request.request_id not in self._unknown
+            and not request.use_structured_output
+            and request.num_computed_tokens + self.num_drafts <= self._longest_draft
         )
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
@@ -128,7 +158,13 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self._preempted += 1
+        # Its whole context will run again, and the drafter reads it.
+        self._unknown.discard(request.request_id)
         super()._preempt_request(request, timestamp, drop_stale_output)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+        self._unknown.discard(request.request_id)
+        return super()._free_request(request, delay_free_blocks)
 
     @staticmethod
     def _verdicts(known: _Pass, scheduler_output: SchedulerOutput, output: ModelRunnerOutput) -> list[tuple[int, int]]:
@@ -207,7 +243,8 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             self._records.clear()
 
     def shutdown(self) -> None:
-        """End the feed with the engine."""
+        """End the feed and the control with the engine."""
+        self._orders.close()
         self._flush()
         self._feed.close()
         super().shutdown()
