@@ -15,6 +15,7 @@ from server.launch import _admin_routers
 from server.settings import Settings
 from tests.server.conftest import Start
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 KEY = {"Authorization": "Bearer secret"}
 
 
@@ -64,7 +65,7 @@ async def test_a_key_is_needed_and_a_silent_engine_is_said(start: Start, tmp_pat
     silent.close()
 
 
-def test_admin_without_a_key_does_not_start() -> None:
+async def test_admin_without_a_key_does_not_start() -> None:
     with pytest.raises(ConfigError, match="--api-key"):
         _admin_routers(Settings(), PipelineConfig(control_address="ipc:///tmp/x"), None)  # type: ignore[arg-type]
     assert _admin_routers(Settings(), PipelineConfig(), None) == []  # type: ignore[arg-type]
