@@ -32,7 +32,7 @@ def test_compiled(seed: int) -> None:
 @pytest.mark.parametrize("columns", [1, 2, 7, 128])
 def test_rows_keep_the_seed_aligned(columns: int) -> None:
     assert row_width(columns) >= HEADER + columns
-    assert row_width(columns) % 2 == 0
+    assert row_width(columns) % 4 == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 256, 700])

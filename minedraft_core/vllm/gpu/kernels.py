@@ -314,8 +314,8 @@ def _slots(packed: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, b
 
 
 def row_width(num_blocks: int) -> int:
-    """Columns of a row for a block table of `num_blocks` columns; even, so that the seed is aligned."""
-    return HEADER + num_blocks + num_blocks % 2
+    """Columns of a row for a block table of `num_blocks` columns: whole 16 bytes, so that every row and its seed are aligned."""
+    return -(-(HEADER + num_blocks) // 4) * 4
 
 
 def buckets(max_num_reqs: int, sizes: Sequence[int] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.logger import init_logger
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -27,10 +27,14 @@ from minedraft_core.vllm.gpu.output import TimedAsyncOutput
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, PassTimer
 
-logger = init_logger(__name__)
-
 # What the drafter needs beside weights and KV: activations of a prompt chunk, graphs, FlashAttention's partial results.
 _DRAFTER_RESERVE = 3 << 29
+
+
+def _announce(line: str) -> None:
+    # vLLM's loggers say nothing of others, and nothing below a warning where our server started it.
+    sys.stderr.write(f"minedraft: {line}\n")
+    sys.stderr.flush()
 
 
 class MineDraftModelRunner(GPUModelRunner):
@@ -74,7 +78,7 @@ class MineDraftModelRunner(GPUModelRunner):
                 self._model = DraftModel(config, drafter, group)
             self._engine = DraftEngine(self._model, self.device, self._pipeline.draft_logits, use_fp64=self.model_config.use_fp64_gumbel)
             self._bytes_per_token = self._model.bytes_per_token
-            logger.info("Layout: %s.", self._layout.describe())
+            _announce(self._layout.describe())
         self._bytes_per_token = get_tp_group().broadcast_object(self._bytes_per_token, src=0)
         self._pipeline.connect(self._engine, self.req_states, self.sampler.sampling_states)
 
@@ -104,9 +108,9 @@ class MineDraftModelRunner(GPUModelRunner):
             left = int(self.cache_config.gpu_memory_utilization * total) - int(total - free) - _DRAFTER_RESERVE
         drafter = Budget(left, self._bytes_per_token * block_size)
         num_blocks = common_blocks(target, drafter, shared=here and not fixed)
-        logger.info("%s.", target.describe("Target"))
-        logger.info("%s.", drafter.describe("Drafter"))
-        logger.info("Both KV caches get up to %d blocks of %d tokens.", num_blocks, block_size)
+        _announce(target.describe("target"))
+        _announce(drafter.describe("drafter"))
+        _announce(f"both KV caches get up to {num_blocks} blocks of {block_size} tokens")
         assert self._layout.drafter is not None
         check_blocks(num_blocks, block_size, self.max_model_len, self._layout.drafter)
         return num_blocks * target.bytes_per_block
