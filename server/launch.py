@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fastapi import APIRouter
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -18,12 +19,14 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
-from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.args import runs_on_cpu, with_pipeline
+from server.admin import admin_router
 from server.app import create_app
 from server.lifecycle import Lifecycle, bind, serve
 from server.settings import Settings
@@ -31,8 +34,9 @@ from server.settings import Settings
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
+EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
 # Compiling takes minutes on two cores, and a C++ compiler.
-EMBEDDED_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16")
+EMBEDDED_CPU_FLAGS = ("--enforce-eager", *EMBEDDED_FLAGS)
 EMBEDDED_DRAFT_TOKENS = 4
 
 
@@ -57,14 +61,18 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         embedded = settings.model is None
         settings = with_embedded(settings)
         reader, address, metrics = _open_feed(settings, stack)
-        target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
+        target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
+        if runs_on_cpu():
+            target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
         config = PipelineConfig(
             speculative=settings.speculative_config or MineDraftConfig(),
             drafter=drafter,
             target_cores=target_cores,
             feed_address=address,
+            control_address=f"{address}-control" if settings.enable_admin else None,
         )
+        routers = _admin_routers(settings, config, stack)
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
         _set_environment(settings)
         engine = _start_engine(args)
@@ -75,7 +83,9 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         stack.callback(feed.close)
         lifecycle = Lifecycle(engine, settings.drain_timeout)
         registries = [REGISTRY, metrics.registry]
-        app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, report=lambda record: feed.push([record]))
+        app = create_app(
+            engine, settings, lifecycle=lifecycle, registries=registries, routers=routers, report=lambda record: feed.push([record])
+        )
         return await serve(app, lifecycle, settings, sock)
 
 
@@ -108,7 +118,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    own = (*names, *(EMBEDDED_FLAGS if embedded else ()))
+    flags = EMBEDDED_CPU_FLAGS if runs_on_cpu() else EMBEDDED_FLAGS
+    own = (*names, *(flags if embedded else ()))
     args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
@@ -136,6 +147,16 @@ def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int
     if not target and not drafter:
         return (tuple(free[:-1]), (free[-1],)) if len(free) > 1 else ((), ())
     return (target, tuple(free)) if target else (tuple(free), drafter)
+
+
+def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack) -> list[APIRouter]:
+    if config.control_address is None:
+        return []
+    if not settings.api_key:
+        raise ConfigError("--enable-admin: name an API key with --api-key or --api-key-file, so that not everybody changes the mode")
+    control = ControlClient(config.control_address)
+    stack.callback(control.close)
+    return [admin_router(control)]
 
 
 def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, PipelineMetrics]:

