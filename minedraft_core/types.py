@@ -7,6 +7,9 @@ import time
 
 import msgspec
 
+# The key of a request's `extra_args` that holds its own limit of draft tokens a step.
+DRAFT_LIMIT = "minedraft_num_speculative_tokens"
+
 
 class Mode(enum.StrEnum):
     """How often the target visits a request, and therefore what overlaps."""

@@ -23,6 +23,7 @@ from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, start_engine, with_pipeline
 from server.app import create_app
 from server.lifecycle import Lifecycle, bind, serve
+from server.rendering import check_reasoning_parser, load_parsers, load_template
 from server.settings import Settings
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -58,6 +59,9 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
             feed_address=address,
         )
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
+        load_template(settings)
+        load_parsers(settings)
+        check_reasoning_parser(args.reasoning_parser)
         _set_environment(settings)
         engine = start_engine(args)
         stack.callback(engine.shutdown)
@@ -102,6 +106,10 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
     own = (*names, *(EMBEDDED_FLAGS if embedded else ()))
     args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(serve_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
+    if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
+        level = settings.per_request_spec_decode_metrics
+        # A request may ask for the report at any time; counting costs an addition a step.
+        args = replace(args, per_request_spec_decode_metrics="summary" if level == "none" else level)
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.completions import Tally
 from server.errors import APIError, bad_request, from_engine
+from server.jobs import Tally
 
 _access = logging.getLogger("minedraft.access")
 

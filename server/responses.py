@@ -1,13 +1,22 @@
-"""The bodies of completion responses. Encoding them is the hot path of streaming: one msgspec call a chunk."""
+"""The parts that all responses share. Encoding them is the hot path of streaming: one msgspec call a chunk."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.speculation import SpeculationReport
+
 DONE = b"data: [DONE]\n\n"
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """What the completion tokens were spent on."""
+
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -16,11 +25,18 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, prompt: int, completion: int) -> Usage:
-        """Usage of `prompt` and `completion` tokens."""
-        return cls(prompt, completion, prompt + completion)
+    def of(cls, prompt: int, completion: int, reasoning: int | None = None) -> Usage:
+        """Usage of `prompt` and `completion` tokens, `reasoning` of them spent on reasoning if the server can tell."""
+        return cls(prompt, completion, prompt + completion, UNSET if reasoning is None else CompletionTokensDetails(reasoning))
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """What the client asked to be told about its own request. `speculative_decoding` is null where nothing is speculated."""
+
+    speculative_decoding: SpeculationReport | None
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -50,25 +66,26 @@ class Completion(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: Sequence[Choice]
     usage: Usage | UnsetType | None = UNSET
+    metrics: Metrics | UnsetType = UNSET
     object: str = "text_completion"
 
 
 _encode = msgspec.json.Encoder().encode
 
 
-def as_json(completion: Completion) -> bytes:
+def as_json(body: msgspec.Struct) -> bytes:
     """The JSON body."""
-    return _encode(completion)
+    return _encode(body)
 
 
-def as_event(completion: Completion) -> bytes:
+def as_event(chunk: msgspec.Struct) -> bytes:
     """One server-sent event (WHATWG HTML, section 9.2)."""
-    return b"data: " + _encode(completion) + b"\n\n"
+    return b"data: " + _encode(chunk) + b"\n\n"
 
 
-def json_schema() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Schema of `Completion` and of the types it names, for the OpenAPI document."""
-    (schema,), components = msgspec.json.schema_components([Completion], ref_template="#/components/schemas/{name}")
-    return schema, components
+def json_schemas(*types: type[msgspec.Struct]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Schemas of the types and of what they name, for the OpenAPI document."""
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    return list(schemas), components

@@ -44,6 +44,10 @@ def _as_speculative(value: Any) -> Any:
     return value if isinstance(value, MineDraftConfig) else MineDraftConfig.parse(value)
 
 
+def _as_object(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
 def _usable_key(key: SecretStr) -> SecretStr:
     if not key.get_secret_value().strip():
         raise ValueError("a key cannot be empty")
@@ -62,6 +66,7 @@ Keys = Annotated[tuple[Annotated[SecretStr, AfterValidator(_usable_key)], ...], 
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode, BeforeValidator(_as_cores)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Object = Annotated[dict[str, Any], NoDecode, BeforeValidator(_as_object)]
 Speculative = Annotated[MineDraftConfig, NoDecode, BeforeValidator(_as_speculative)]
 
 
@@ -92,6 +97,32 @@ class Settings(BaseSettings):
     max_n: int = Field(default=128, ge=1, description="largest `n` of a request, at least 1")
     max_choices: int = Field(default=1024, ge=1, description="largest number of prompts times `n` of a request, at least 1")
     drain_timeout: float = Field(default=30.0, ge=0, description="seconds that running requests get after SIGTERM, 0 or more")
+
+    ssl_certfile: Path | None = Field(default=None, description="certificate in PEM form, with those that vouch for it; serves HTTPS")
+    ssl_keyfile: Path | None = Field(
+        default=None, description="private key of the certificate; without one, it is in the certificate's file"
+    )
+    ssl_ca_certs: Path | None = Field(default=None, description="certificates in PEM form; clients must then show one that these vouch for")
+
+    chat_template: str | None = Field(default=None, description="file of the chat template, or the template; without one, the model's own")
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto", description="how the template gets a message's content: as a string or as OpenAI's list of parts"
+    )
+    default_chat_template_kwargs: Object | None = Field(
+        default=None, description="JSON object of variables for the chat template; a request's own win"
+    )
+    trust_request_chat_template: bool = Field(default=False, description="let requests bring a chat template of their own")
+    response_role: str = Field(default="assistant", min_length=1, description="role of the answer's message")
+    enable_auto_tool_choice: bool = Field(default=False, description="let the model call tools; needs `tool_call_parser`")
+    tool_call_parser: str | None = Field(default=None, description="vLLM's parser of the model's tool calls, such as `hermes`")
+    tool_parser_plugin: str | None = Field(default=None, description="Python file that registers further tool parsers")
+    tool_strict_level: Literal["auto", "function", "parameter"] = Field(
+        default="auto", description="what a grammar enforces of tool calls beyond what requests ask for"
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(default=False, description="do not show tools to the model with tool_choice none")
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = Field(
+        default="none", description="speculation metrics in every response; none: in those that ask for them"
+    )
 
     slo_ttft_ms: Milliseconds | None = Field(
         default=None, description="objective for the time to the first token, above 0 ms; none: no limit"

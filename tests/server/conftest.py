@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from server.app import create_app
 from server.engine import Engine
 from server.lifecycle import Lifecycle, bind, serve
+from server.observation import Report, ignore
 from server.settings import ENV_PREFIX, Settings
 from tests.server.fake_engine import FakeEngine, make_tokenizer
 from tests.server.tiny_engine import start_engine, write_model
@@ -133,10 +134,12 @@ def _fixtures(item: pytest.Item) -> list[str]:
 async def _starter(engine: Engine) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def start(*, registries: tuple[Collector, ...] = (), routers: tuple[APIRouter, ...] = (), **values: Any) -> Running:
+        async def start(
+            *, registries: tuple[Collector, ...] = (), routers: tuple[APIRouter, ...] = (), report: Report = ignore, **values: Any
+        ) -> Running:
             settings = Settings(**{"port": 0, "served_model_name": ["served", "alias"], **values})
             lifecycle = Lifecycle(engine, settings.drain_timeout)
-            app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, routers=routers)
+            app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, routers=routers, report=report)
             sock = bind(settings)
             port = sock.getsockname()[1]
             task = asyncio.create_task(serve(app, lifecycle, settings, sock))
