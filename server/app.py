@@ -33,6 +33,7 @@ from server.routes import generation_router, health_router, metrics_router, mode
 from server.runner import Runner
 from server.service import IGNORED_FIELDS_HEADER, Service
 from server.settings import Settings
+from server.tokenization import DetokenizeBody, Tokenization, TokenizeBody, tokenization_router
 
 
 class _Application(FastAPI):
@@ -41,7 +42,7 @@ class _Application(FastAPI):
         if self.openapi_schema is None:
             document = get_openapi(title=self.title, version=self.version, routes=self.routes)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            for request in (CompletionRequest, ChatRequest):
+            for request in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
                 schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas |= schema.pop("$defs", {}) | {request.__name__: schema}
             schemas |= json_schemas(Completion, ChatCompletion, ChatChunk)[1]
@@ -77,8 +78,9 @@ def create_app(
     models = settings.served_model_name or (settings.model or model.model,)
     service = Service(settings, lifecycle, Runner(engine, report), models)
     completions = CompletionEndpoint(engine, PromptReader(tokenizer, model, executor), settings.max_choices)
-    chat = ChatEndpoint(engine, ChatRenderer(engine, settings))
-    app.include_router(generation_router(service, completions, chat))
+    renderer = ChatRenderer(engine, settings)
+    app.include_router(generation_router(service, completions, ChatEndpoint(engine, renderer)))
+    app.include_router(tokenization_router(Tokenization(engine, renderer), models, settings.max_body_bytes))
     app.include_router(model_router(models, model.model, model.max_model_len, int(time.time())))
     app.include_router(health_router(engine, lifecycle, version))
     app.include_router(metrics_router(registries))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
 from server.errors import bad_request
@@ -40,6 +40,9 @@ def _checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if calls is not None and not _are_objects(calls):
             raise ValueError(f"the tool_calls of message {index} are no list of objects")
     return messages
+
+
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_checked_messages)]
 
 
 class ToolFunction(Body):
@@ -94,9 +97,7 @@ class ChatRequest(GenerationRequest):
         "return_prompt_text": "use return_token_ids, which returns the prompt's token ids",
     }
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_checked_messages)] = Field(
-        description="the conversation so far: objects with role and content, in OpenAI's form"
-    )
+    messages: Messages = Field(description="the conversation so far: objects with role and content, in OpenAI's form")
     max_completion_tokens: int | None = Field(
         default=None, ge=1, le=INT32_MAX, description="most tokens to generate; default: all that fit"
     )
@@ -158,12 +159,18 @@ class ChatRequest(GenerationRequest):
         if self.response_format is not None:
             fields["response_format"] = self.response_format.model_dump(by_alias=True, exclude_none=True)
         fields["structured_outputs"] = structured_outputs(self)
-        try:
-            return ChatCompletionRequest.model_validate(fields)
-        except ValidationError as error:
-            place = error.errors(include_url=False)[0]["loc"]
-            if place[:1] != ("messages",):
-                raise explain(error) from None
-            raise bad_request(
-                f"message {place[1]} is not in OpenAI's form; see ChatRequest in /docs", "messages", "invalid_value"
-            ) from None
+        return as_vllm(ChatCompletionRequest, fields)
+
+
+Vllm = TypeVar("Vllm", bound=BaseModel)
+
+
+def as_vllm(kind: type[Vllm], fields: dict[str, Any]) -> Vllm:
+    """One of vLLM's requests. Raises APIError for messages that vLLM cannot read."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        place = error.errors(include_url=False)[0]["loc"]
+        if place[:1] != ("messages",):
+            raise explain(error) from None
+        raise bad_request(f"message {place[1]} is not in OpenAI's form; see ChatRequest in /docs", "messages", "invalid_value") from None

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.reasoning import ReasoningParserManager
@@ -43,32 +44,56 @@ class Rendered:
 
 
 class ChatRenderer:
-    """Renders conversations with the model's template, and makes the parsers of their answers."""
+    """Renders conversations with the model's template, and makes the parsers of their answers.
+
+    Raises ConfigError where the parsers of the settings do not fit the model.
+    """
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._model_config = engine.model_config
         self._tokenizer = engine.renderer.tokenizer
         self.auto_tools = settings.enable_auto_tool_choice
         self.role = settings.response_role
-        self._renderer = OnlineRenderer(
-            engine.model_config,
-            engine.renderer,
-            request_logger=None,
-            chat_template=load_template(settings),
-            chat_template_content_format=settings.chat_template_content_format,
-            trust_request_chat_template=settings.trust_request_chat_template,
-            enable_auto_tools=settings.enable_auto_tool_choice,
-            exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
-            tool_parser=settings.tool_call_parser,
-            tool_strict_level=settings.tool_strict_level,
-            reasoning_parser=engine.vllm_config.structured_outputs_config.reasoning_parser,
-            default_chat_template_kwargs=settings.default_chat_template_kwargs,
-        )
+        try:
+            self._renderer = OnlineRenderer(
+                engine.model_config,
+                engine.renderer,
+                request_logger=None,
+                chat_template=load_template(settings),
+                chat_template_content_format=settings.chat_template_content_format,
+                trust_request_chat_template=settings.trust_request_chat_template,
+                enable_auto_tools=settings.enable_auto_tool_choice,
+                exclude_tools_when_tool_choice_none=settings.exclude_tools_when_tool_choice_none,
+                tool_parser=settings.tool_call_parser,
+                tool_strict_level=settings.tool_strict_level,
+                reasoning_parser=engine.vllm_config.structured_outputs_config.reasoning_parser,
+                default_chat_template_kwargs=settings.default_chat_template_kwargs,
+            )
+        except TypeError as error:
+            # The parsers do not fit each other or the tokenizer.
+            raise ConfigError(str(error)) from error
 
-    @property
-    def online(self) -> OnlineRenderer:
-        """vLLM's renderer."""
-        return self._renderer
+    async def text_tokens(self, request: TokenizeCompletionRequest) -> list[int]:
+        """Token ids of a text. Raises APIError or vLLM's client errors."""
+        (source,) = await answered(self._renderer.preprocess_completion(request, prompt_input=request.prompt, prompt_embeds=None))
+        return list(source["prompt_token_ids"])
+
+    async def conversation_tokens(self, request: TokenizeChatRequest) -> list[int]:
+        """Token ids of a conversation. Raises APIError or vLLM's client errors."""
+        renderer = self._renderer
+        refusal = renderer.validate_chat_template(request.chat_template, request.chat_template_kwargs, renderer.trust_request_chat_template)
+        if refusal is not None:
+            raise bad_request(refusal.error.message, "chat_template")
+        rendering = renderer.preprocess_chat(
+            request,
+            request.messages,
+            default_template=renderer.chat_template,
+            default_template_content_format=renderer.chat_template_content_format,
+            default_template_kwargs=renderer.default_chat_template_kwargs,
+            tool_dicts=[tool.model_dump() for tool in request.tools] if request.tools is not None else None,
+        )
+        _, (source,) = await answered(rendering)
+        return list(source["prompt_token_ids"])
 
     async def render(self, request: ChatCompletionRequest) -> Rendered:
         """The prompt of a conversation. Raises APIError or vLLM's client errors for one that the model or its template cannot take."""

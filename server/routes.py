@@ -31,7 +31,8 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 ERRORS: dict[int | str, dict[str, Any]] = {status: {**entry, "model": ErrorResponse} for status, entry in _ERRORS.items()}
 
 
-def _body(schema: str) -> dict[str, Any]:
+def json_body(schema: str) -> dict[str, Any]:
+    """The OpenAPI description of a body that is read by hand."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(schema)}}}}
 
 
@@ -56,7 +57,7 @@ def generation_router(service: Service, completions: Endpoint, chat: Endpoint) -
     @router.post(
         "/v1/completions",
         responses={**ERRORS, 200: _answer("Completion", "Completion")},
-        openapi_extra=_body("CompletionRequest"),
+        openapi_extra=json_body("CompletionRequest"),
         response_class=Response,
     )
     async def create_completion(request: Request) -> Response:
@@ -66,7 +67,7 @@ def generation_router(service: Service, completions: Endpoint, chat: Endpoint) -
     @router.post(
         "/v1/chat/completions",
         responses={**ERRORS, 200: _answer("ChatCompletion", "ChatChunk")},
-        openapi_extra=_body("ChatRequest"),
+        openapi_extra=json_body("ChatRequest"),
         response_class=Response,
     )
     async def create_chat_completion(request: Request) -> Response:

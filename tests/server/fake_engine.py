@@ -46,6 +46,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=[_EOS], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([_WORDS * 4], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, clean_up_tokenization_spaces=False)
+    fast.add_tokens(["<think>", "</think>"])
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
