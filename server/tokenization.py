@@ -110,7 +110,7 @@ class Tokenization:
 def tokenization_router(tokenization: Tokenization, models: Sequence[str], max_body_bytes: int) -> APIRouter:
     """POST /tokenize and POST /detokenize."""
     router = APIRouter()
-    errors = {status: ERRORS[status] for status in (400, 401, 404, 413, 415, 500)}
+    errors: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (400, 401, 404, 413, 415, 500)}
 
     async def read(kind: type[Read], http: Request) -> Read:
         body = kind.checked(read_object(await read_body(http, max_body_bytes)))

@@ -138,27 +138,28 @@ async def test_a_choice_of_none_hides_tools_if_told(fake: FakeEngine, start: Sta
 @pytest_asyncio.fixture(loop_scope="session")
 async def thinking(fake: FakeEngine, start: Start) -> AsyncIterator[httpx.AsyncClient]:
     fake.vllm_config.structured_outputs_config.reasoning_parser = "deepseek_r1"
+    fake.script = lambda *_: "<think>I wonder.</think>It is so.<|endoftext|>"
     yield (await start()).client
 
 
 @pytest.mark.usefixtures("steps")
 async def test_reasoning_is_kept_apart(thinking: httpx.AsyncClient) -> None:
-    body = await chat(thinking, "say <think>I wonder.</think>It is so.")
+    body = await chat(thinking)
     message = body["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("I wonder.", "It is so.")
     assert 0 < body["usage"]["completion_tokens_details"]["reasoning_tokens"] < body["usage"]["completion_tokens"]
-    chunks = await chat_stream(thinking, "say <think>I wonder.</think>It is so.", stream_options={"include_usage": True})
+    chunks = await chat_stream(thinking, stream_options={"include_usage": True})
     assert (said(chunks, key="reasoning"), said(chunks)) == ("I wonder.", "It is so.")
     assert chunks[-1]["usage"] == body["usage"]
 
 
 async def test_hidden_reasoning_does_not_come_out_by_the_tokens(thinking: httpx.AsyncClient) -> None:
     request: dict[str, Any] = {"include_reasoning": False, "logprobs": True, "return_token_ids": True}
-    body = await chat(thinking, "say <think>I wonder.</think>It is so.", **request)
+    body = await chat(thinking, **request)
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "It is so.", "refusal": None}
     assert choice["logprobs"] is None
     assert "token_ids" not in choice
-    text = json.dumps(await chat_stream(thinking, "say <think>I wonder.</think>It is so.", **request))
+    text = json.dumps(await chat_stream(thinking, **request))
     assert "wonder" not in text
     assert 'logprobs": {' not in text
