@@ -26,13 +26,15 @@ from server.chat_responses import (
     ToolCall,
     ToolCallDelta,
 )
+from server.detokenizing import TokenTexts
 from server.engine import Engine, Tokenizer
 from server.logprobs import ChatLogprobWriter
+from server.parsing import DeltaParser, takes_blocks
 from server.prompts import check_length
 from server.rendering import ChatRenderer, Rendered
 from server.responses import Metrics, Usage
 from server.runner import Form, Writer, openai_reason
-from server.sampling import build_params
+from server.sampling import ServingParams, build_params
 from server.service import Call, Plan
 
 
@@ -64,7 +66,7 @@ class ChatEndpoint:
             skip_special_tokens=rendered.request.skip_special_tokens,
         )
         job = call.job(request, [rendered.prompt], params, self._renderer.reasoning(rendered))
-        chat = _Chat(call, int(time.time()), request, rendered, self._renderer, self._tokenizer)
+        chat = _Chat(call, int(time.time()), request, rendered, self._renderer, self._tokenizer, params)
         form: Form = _DeltaForm(chat) if request.stream else _MessageForm(chat)
         return Plan(job, form)
 
@@ -82,6 +84,7 @@ class _Chat:
     rendered: Rendered
     renderer: ChatRenderer
     tokenizer: Tokenizer
+    params: ServingParams
 
     @property
     def role(self) -> str:
@@ -207,6 +210,7 @@ class _DeltaWriter(_ChoiceWriter):
     def __init__(self, chat: _Chat, index: int) -> None:
         super().__init__(chat, index)
         self._begun = False
+        self._deltas = None if self._parser is None else self._delta_parser(self._parser)
 
     def write(self, output: RequestOutput) -> list[ChatChunkChoice]:
         """The role comes in a chunk of its own, as OpenAI sends it; a step of which the parser shows nothing makes no chunk."""
@@ -215,7 +219,7 @@ class _DeltaWriter(_ChoiceWriter):
         logprobs = self._take(completion)
         token_ids = self._shown_ids(completion)
         reason = completion.finish_reason
-        delta = Delta(content=completion.text) if self._parser is None else self._parsed(self._parser, completion)
+        delta = Delta(content=completion.text) if self._deltas is None else self._parsed(self._deltas.feed(completion))
         if delta is None and (reason is not None or logprobs is not None or token_ids is not UNSET):
             delta = Delta()
         if delta is not None:
@@ -235,14 +239,13 @@ class _DeltaWriter(_ChoiceWriter):
         self._begun = True
         return [ChatChunkChoice(self._index, Delta(role=self._chat.role, content=self._chat.echoed))]
 
-    def _parsed(self, parser: Parser, completion: CompletionOutput) -> Delta | None:
-        message = parser.parse_delta(
-            delta_text=completion.text,
-            delta_token_ids=list(completion.token_ids),
-            request=self._chat.rendered.request,
-            prompt_token_ids=self._chat.rendered.prompt.token_ids,
-            finished=completion.finish_reason is not None,
-        )
+    def _delta_parser(self, parser: Parser) -> DeltaParser:
+        chat = self._chat
+        prompt = chat.rendered.prompt.token_ids
+        texts = None if takes_blocks(parser) else TokenTexts(chat.tokenizer, prompt, chat.params)
+        return DeltaParser(parser, chat.rendered.request, prompt, texts)
+
+    def _parsed(self, message: DeltaMessage | None) -> Delta | None:
         if message is None:
             return None
         tool_calls = self._tool_calls(message)

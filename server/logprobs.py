@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vllm.logprobs import Logprob
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from server.chat_responses import ChatLogprobs, ContentLogprob, TokenLogprob
+from server.detokenizing import TokenTexts
 from server.engine import Tokenizer
 from server.prompts import Prompt
 from server.responses import Logprobs
@@ -27,7 +25,7 @@ class ChatLogprobWriter:
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], count: int) -> None:
-        self._detokenizer = _detokenizer(tokenizer, list(before))
+        self._texts = TokenTexts(tokenizer, before)
         self._count = count
 
     def tokens(self, token_ids: Sequence[int], positions: Positions) -> ChatLogprobs:
@@ -35,7 +33,7 @@ class ChatLogprobWriter:
         return ChatLogprobs([self._token(token_id, position or {}) for token_id, position in zip(token_ids, positions, strict=True)])
 
     def _token(self, token_id: int, position: Mapping[int, Logprob]) -> ContentLogprob:
-        text = _next_text(self._detokenizer, token_id)
+        text = self._texts.next(token_id)
         likeliest = sorted(position.items(), key=lambda item: -item[1].logprob)[: self._count]
         return ContentLogprob(
             text,
@@ -52,13 +50,12 @@ class ChatLogprobWriter:
 class LogprobWriter:
     """Writes one choice's log-probabilities. `hidden` tokens do not show in the text; `before` are the tokens that come before it.
 
-    A token's text is what it adds to the choice's text, found by the detokenizer that makes the text: a token that ends inside a character
-    adds nothing, and the one that completes the character adds all of it.
+    A token's text is what it adds to the choice's text.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], before: Sequence[int]) -> None:
         self._hidden = hidden
-        self._detokenizer = _detokenizer(tokenizer, list(before))
+        self._texts = TokenTexts(tokenizer, before)
         self._offset = 0
 
     def prompt(self, prompt: Prompt, positions: Positions) -> Logprobs:
@@ -74,7 +71,7 @@ class LogprobWriter:
     def _write(self, token_ids: Sequence[int], positions: Positions) -> Logprobs:
         part = Logprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=True):
-            text = _next_text(self._detokenizer, token_id)
+            text = self._texts.next(token_id)
             part.text_offset.append(self._offset)
             part.tokens.append(text)
             part.token_logprobs.append(None if position is None else max(position[token_id].logprob, _LOWEST))
@@ -104,23 +101,3 @@ def _alternatives(token_id: int, text: str, position: Mapping[int, Logprob]) -> 
                 name = f"token_id:{other}"
             alternatives[name] = max(entry.logprob, _LOWEST)
     return alternatives
-
-
-def _next_text(detokenizer: IncrementalDetokenizer, token_id: int) -> str:
-    detokenizer.update([token_id], stop_terminated=False)
-    return detokenizer.get_next_output_text(finished=False, delta=True)
-
-
-def _detokenizer(tokenizer: Tokenizer, before: list[int]) -> IncrementalDetokenizer:
-    request = EngineCoreRequest(
-        request_id="",
-        prompt_token_ids=before,
-        mm_features=None,
-        sampling_params=SamplingParams(skip_special_tokens=False),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-    return IncrementalDetokenizer.from_new_request(tokenizer, request)

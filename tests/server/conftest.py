@@ -20,7 +20,7 @@ from server.lifecycle import Lifecycle, bind, serve
 from server.observation import Report, ignore
 from server.settings import ENV_PREFIX, Settings
 from tests.server.fake_engine import FakeEngine, make_tokenizer
-from tests.server.tiny_engine import start_engine, write_model
+from tests.server.tiny_engine import NUM_DRAFTS, start_engine, write_model
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Running:
 
 Start = Callable[..., Awaitable[Running]]
 
+SPECULATIVE = {"model": "draft", "num_speculative_tokens": NUM_DRAFTS}
 _ENGINE = os.environ.get("TEST_ENGINE", "fake")
 
 
@@ -137,7 +138,7 @@ async def _starter(engine: Engine) -> AsyncIterator[Start]:
         async def start(
             *, registries: tuple[Collector, ...] = (), routers: tuple[APIRouter, ...] = (), report: Report = ignore, **values: Any
         ) -> Running:
-            settings = Settings(**{"port": 0, "served_model_name": ["served", "alias"], **values})
+            settings = Settings(**{"port": 0, "served_model_name": ["served", "alias"], "speculative_config": SPECULATIVE, **values})
             lifecycle = Lifecycle(engine, settings.drain_timeout)
             app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, routers=routers, report=report)
             sock = bind(settings)

@@ -22,8 +22,11 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from minedraft_core.types import DRAFT_LIMIT
 
 Script = Callable[[str, SamplingParams], str]
 _EOS = "<|endoftext|>"
@@ -100,11 +103,12 @@ class FakeModelConfig:
 class _Sequence:
     request: EngineCoreRequest
     tokens: list[int]
+    speculation: RequestSpecDecodeMetrics
     done: int = 0
 
 
 class FakeEngine:
-    """Runs up to `max_num_seqs` requests at once; each step gives each of them up to `tokens_per_step` tokens."""
+    """Runs up to `max_num_seqs` requests at once; each step gives each up to `tokens_per_step` tokens, all but one of them drafts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, tokens_per_step: int = 3, max_num_seqs: int = 16) -> None:
         self.tokenizer = tokenizer
@@ -233,7 +237,9 @@ class FakeEngine:
         self.seen.append(sent)
         text = self.script(self.tokenizer.decode(token_ids), sent.params)
         forced = [token for token, bias in (sent.params.logit_bias or {}).items() if bias == 100]
-        self._sequences[sent.request_id] = _Sequence(sent, forced * 400 or self.tokenizer.encode(text))
+        self._sequences[sent.request_id] = _Sequence(
+            sent, forced * 400 or self.tokenizer.encode(text), RequestSpecDecodeMetrics.new(self.tokens_per_step - 1)
+        )
         self._wake.set()
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
@@ -264,7 +270,8 @@ class FakeEngine:
         first = sequence.done == 0
         new: list[int] = []
         finish, stop_reason = None, None
-        while len(new) < self.tokens_per_step and finish is None:
+        drafts = min(self.tokens_per_step - 1, (params.extra_args or {}).get(DRAFT_LIMIT, self.tokens_per_step))
+        while len(new) < drafts + 1 and finish is None:
             token = sequence.tokens[sequence.done]
             new.append(token)
             sequence.done += 1
@@ -274,6 +281,8 @@ class FakeEngine:
                 finish, stop_reason = FinishReason.STOP, token
             elif sequence.done == params.max_tokens or sequence.done == len(sequence.tokens):
                 finish = FinishReason.LENGTH
+        if drafts and not first:
+            sequence.speculation.observe(drafts, len(new) - 1)
         return EngineCoreOutput(
             request_id=sequence.request.request_id,
             new_token_ids=new,
@@ -281,6 +290,7 @@ class FakeEngine:
             new_prompt_logprobs_tensors=self._prompt_logprobs(sequence, params.prompt_logprobs) if first else None,
             finish_reason=finish,
             stop_reason=stop_reason,
+            spec_decode_metrics=sequence.speculation if finish is not None else None,
         )
 
     def _logprobs(self, tokens: list[int], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -249,7 +249,7 @@ async def test_constraints_reach_the_engine(fake: FakeEngine, client: httpx.Asyn
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"num_speculative_tokens": 1}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 4}, "num_speculative_tokens"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])

@@ -13,6 +13,7 @@ from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.args import with_pipeline
 from tests.server.fake_engine import make_tokenizer
 
+NUM_DRAFTS = 3
 MODES = ("off", "sequential", "parallel")
 
 
@@ -38,7 +39,7 @@ def write_model(folder: Path) -> None:
 
 def start_engine(folder: Path, mode: str) -> AsyncLLM:
     """An engine in one of MODES that drafts with its own target, so that every greedy draft is accepted."""
-    speculative = {"model": str(folder), "num_speculative_tokens": 3, "is_parallel": mode == "parallel"} if mode != "off" else None
+    speculative = {"model": str(folder), "num_speculative_tokens": NUM_DRAFTS, "is_parallel": mode == "parallel"} if mode != "off" else None
     args = AsyncEngineArgs(
         model=str(folder),
         dtype="float32",
@@ -48,5 +49,6 @@ def start_engine(folder: Path, mode: str) -> AsyncLLM:
         enforce_eager=True,
         disable_log_stats=True,
         seed=0,
+        per_request_spec_decode_metrics="none" if mode == "off" else "summary",
     )
     return AsyncLLM.from_engine_args(with_pipeline(args, PipelineConfig(speculative=MineDraftConfig.parse(speculative))))
