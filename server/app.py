@@ -23,13 +23,14 @@ from server.completions import CompletionEndpoint
 from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
+from server.limits import KeyLimits
 from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
 from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
 from server.rendering import ChatRenderer
 from server.responses import Completion, json_schemas
-from server.routes import generation_router, health_router, metrics_router, model_router
+from server.routes import GENERATING_PATHS, generation_router, health_router, metrics_router, model_router
 from server.runner import Runner
 from server.service import IGNORED_FIELDS_HEADER, Service
 from server.settings import Settings
@@ -94,6 +95,9 @@ def create_app(
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     # The last one added is the outermost.
+    per_key = (settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
+    if settings.api_key and any(per_key):
+        app.add_middleware(KeyLimits, concurrent=per_key[0], per_minute=per_key[1], paths=GENERATING_PATHS)
     if settings.api_key:
         keys = [key.get_secret_value() for key in settings.api_key]
         open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]

@@ -23,7 +23,7 @@ from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, start_engine, with_pipeline
 from server.app import create_app
 from server.lifecycle import Lifecycle, bind, serve
-from server.rendering import check_reasoning_parser, load_parsers, load_template
+from server.rendering import check_chat
 from server.settings import Settings
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -59,9 +59,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
             feed_address=address,
         )
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
-        load_template(settings)
-        load_parsers(settings)
-        check_reasoning_parser(args.reasoning_parser)
+        check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
         engine = start_engine(args)
         stack.callback(engine.shutdown)
@@ -110,6 +108,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
         level = settings.per_request_spec_decode_metrics
         # A request may ask for the report at any time; counting costs an addition a step.
         args = replace(args, per_request_spec_decode_metrics="summary" if level == "none" else level)
+    if args.otlp_traces_endpoint is not None and args.disable_log_stats:
+        raise ConfigError("--otlp-traces-endpoint: spans are made of vLLM's statistics, which --disable-log-stats turns off; remove one")
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args

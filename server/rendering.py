@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from minedraft_core.config import ConfigError
 from server.engine import Engine
 from server.errors import bad_request
 from server.prompts import Prompt
-from server.settings import Settings
+from server.settings import Settings, flag
 
 _logger = logging.getLogger("minedraft.server")
 # vLLM's names for a prompt that is too long.
@@ -154,23 +154,19 @@ def load_template(settings: Settings) -> str | None:
     """The chat template that the settings name, a file or the template itself. Raises ConfigError."""
     try:
         return load_chat_template(settings.chat_template)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"--chat-template: {error}") from None
+    except (VLLMClientError, ValueError, OSError) as error:
+        raise ConfigError(f"--chat-template: {error.args[0]}") from None
 
 
-def load_parsers(settings: Settings) -> None:
-    """Load a plugin of tool parsers and check the names before the engine loads. Raises ConfigError."""
+def check_chat(settings: Settings, reasoning_parser: str) -> None:
+    """Check what needs no engine, before one is loaded: the template and the names of the parsers. Raises ConfigError."""
+    load_template(settings)
     if settings.tool_parser_plugin:
         ToolParserManager.import_tool_parser(settings.tool_parser_plugin)
-    names = ToolParserManager.list_registered()
-    if settings.tool_call_parser is not None and settings.tool_call_parser not in names:
-        raise ConfigError(f"--tool-call-parser: {settings.tool_call_parser!r} is not known; known are {', '.join(sorted(names))}")
-    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
-        raise ConfigError("--enable-auto-tool-choice needs --tool-call-parser")
+    _check_name("tool_call_parser", settings.tool_call_parser, ToolParserManager.list_registered())
+    _check_name("reasoning_parser", reasoning_parser, ReasoningParserManager.list_registered())
 
 
-def check_reasoning_parser(name: str) -> None:
-    """Raise ConfigError for a reasoning parser that vLLM does not have."""
-    names = ReasoningParserManager.list_registered()
-    if name and name not in names:
-        raise ConfigError(f"--reasoning-parser: {name!r} is not known; known are {', '.join(sorted(names))}")
+def _check_name(setting: str, name: str | None, known: Sequence[str]) -> None:
+    if name and name not in known:
+        raise ConfigError(f"{flag(setting)}: {name!r} is not known; known are {', '.join(sorted(known))}")

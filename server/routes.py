@@ -19,12 +19,15 @@ from server.errors import ErrorResponse, unavailable
 from server.lifecycle import Lifecycle
 from server.service import Endpoint, Service, check_model
 
+GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The request cannot be served as it stands"},
     401: {"description": "The API key is missing or wrong"},
     404: {"description": "No such model"},
     413: {"description": "The body is too large"},
     415: {"description": "The body is not JSON"},
+    429: {"description": "The API key is at one of its limits; see Retry-After"},
     500: {"description": "The server failed"},
     503: {"description": "The queue is full or the server is shutting down; see Retry-After"},
 }

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig
@@ -91,6 +91,12 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 to 65535; 0 takes a free one")
     api_key: Keys = Field(default=(), description="keys that clients may send as a bearer token; without one, no key is asked for")
     api_key_file: Path | None = Field(default=None, description="file with one key a line, added to `api_key`")
+    max_concurrent_per_key: int | None = Field(
+        default=None, ge=1, description="requests that one API key may have running, at least 1; needs `api_key`; none: no limit"
+    )
+    max_requests_per_minute_per_key: int | None = Field(
+        default=None, ge=1, description="requests a minute for one API key, at least 1; needs `api_key`; none: no limit"
+    )
     metrics_open: bool = Field(default=False, description="serve /metrics without a key")
     cors_allow_origins: Origins = Field(default=(), description="web origins that browsers may call from; `*` for all")
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
@@ -147,6 +153,20 @@ class Settings(BaseSettings):
         default=1.0, description="seconds before the first restart, above 0; doubles with each failure in a row"
     )
     drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
+
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        for name, needed in (
+            ("ssl_keyfile", self.ssl_certfile),
+            ("ssl_ca_certs", self.ssl_certfile),
+            ("enable_auto_tool_choice", self.tool_call_parser),
+        ):
+            if getattr(self, name) and needed is None:
+                raise ValueError(f"{flag(name)} needs {flag('tool_call_parser' if 'tool' in name else 'ssl_certfile')}")
+        for name in ("max_concurrent_per_key", "max_requests_per_minute_per_key"):
+            if getattr(self, name) is not None and not self.api_key and self.api_key_file is None:
+                raise ValueError(f"{flag(name)} needs --api-key or --api-key-file")
+        return self
 
     @property
     def drafter(self) -> DrafterConfig:

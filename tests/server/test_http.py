@@ -60,6 +60,12 @@ async def test_keys(guarded_client: httpx.AsyncClient, value: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_health_can_be_asked_for_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
 async def test_open_paths(guarded_client: httpx.AsyncClient, path: str) -> None:
     assert (await guarded_client.get(path)).status_code == 200
 
