@@ -116,7 +116,8 @@ def check_length(length: int, wanted: int, max_model_len: int, source: str, limi
     if length + wanted <= max_model_len:
         return
     raise bad_request(
-        f"this model's context is {max_model_len} tokens, but {length + wanted} were asked for: {length} in the prompt and"
+        # Clients know this fault by OpenAI's words.
+        f"This model's maximum context length is {max_model_len} tokens, but {length + wanted} were asked for: {length} in the prompt and"
         f" {wanted} to generate; shorten the prompt or lower {limit}",
         source if length >= max_model_len else limit,
         "context_length_exceeded",
