@@ -44,11 +44,13 @@ def _reference(schema: str) -> dict[str, str]:
 
 
 def _answer(whole: str, chunk: str) -> dict[str, Any]:
+    content = {"anyOf": [_reference(chunk), _reference("ErrorResponse")]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": "application/json", "contentSchema": content}]}
     return {
         "description": f"`{whole}`, or with stream: true a stream of server-sent events, each a `{chunk}`, the last one `[DONE]`",
         "content": {
             "application/json": {"schema": _reference(whole)},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}},
         },
     }
 

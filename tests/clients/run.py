@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -99,10 +100,14 @@ def environment(name: str) -> Path:
     note = folder / f".lock-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     python = folder / "bin" / "python"
     if not note.exists():
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-r", str(lock)],
-        ):
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        commands = [[sys.executable, "-m", "venv", "--clear", str(folder)], [*install, "-r", str(lock)]]
+        if torch := [line for line in lock.read_text().splitlines() if line.startswith("torch==")]:
+            # Without CUDA, which takes gigabytes; on its own, so that a page that cannot be reached costs one attempt.
+            page = re.search(r'torch_page="(.*)"', (ROOT / ".ci" / "setup").read_text())
+            assert page is not None
+            commands.insert(1, [*install, "--retries", "1", "--find-links", page[1], *torch])
+        for command in commands:
             subprocess.run(command, check=True, capture_output=True, text=True)
         note.touch()
     return python

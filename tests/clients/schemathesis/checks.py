@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness import KEY, URL, check, command, main
 
 COMMON = (
     "--header", f"Authorization: Bearer {KEY}",
     "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,response_headers_conformance",
-    "--generation-deterministic", "--request-timeout", "60", "--suppress-health-check", "all",
+    "--generation-deterministic", "--workers", "1", "--request-timeout", "60", "--suppress-health-check", "all",
 )  # fmt: skip
 
 
 def run(*arguments: str) -> None:
-    command("schemathesis", "run", f"{URL}/openapi.json", *COMMON, *arguments)
+    command(
+        "schemathesis", "run", f"{URL}/openapi.json", *COMMON, *arguments, SCHEMATHESIS_HOOKS="hooks", PYTHONPATH=str(Path(__file__).parent)
+    )
 
 
 @check
