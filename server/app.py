@@ -46,6 +46,11 @@ class _Application(FastAPI):
             for request in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
                 schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas |= schema.pop("$defs", {}) | {request.__name__: schema}
+            # FastAPI's own refusal of parameters never comes: a path's part is always a string.
+            for operation in (operation for path in document["paths"].values() for operation in path.values()):
+                operation["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
             schemas |= json_schemas(Completion, ChatCompletion, ChatChunk)[1]
             self.openapi_schema = document
         return self.openapi_schema

@@ -50,8 +50,8 @@ class ToolFunction(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(min_length=1)
-    description: str | None = None
+    name: str = Field(min_length=1, description="what the model calls it by")
+    description: str | None = Field(default=None, description="tells the model what it does")
     parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of the arguments")
     strict: bool | None = Field(default=None, description="hold the arguments to their schema")
 
@@ -61,21 +61,21 @@ class Tool(Body):
 
     model_config = ConfigDict(extra="allow")
 
-    type: Literal["function"]
-    function: ToolFunction
+    type: Literal["function"] = Field(description="the only kind")
+    function: ToolFunction = Field(description="the function")
 
 
 class NamedFunction(Body):
     """The function that must be called."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, description="one of the tools")
 
 
 class NamedTool(Body):
     """The tool that must be called."""
 
-    type: Literal["function"]
-    function: NamedFunction
+    type: Literal["function"] = Field(description="the only kind")
+    function: NamedFunction = Field(description="the function")
 
 
 class ChatRequest(GenerationRequest):

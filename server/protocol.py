@@ -101,31 +101,31 @@ class StreamOptions(Body):
 class JsonSchemaFormat(Body):
     """A named JSON schema."""
 
-    name: str = ""
-    description: str = ""
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool = False
+    name: str = Field(default="", description="the schema's name; not used")
+    description: str = Field(default="", description="what the schema is for; not used")
+    schema_: dict[str, Any] = Field(alias="schema", description="the JSON schema")
+    strict: bool = Field(default=False, description="accepted; the text matches the schema in any case")
 
 
 class ResponseFormat(Body):
     """What the text must be: anything, a JSON object, or JSON that matches a schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = Field(description="text sets no constraint")
     json_schema: JsonSchemaFormat | None = Field(default=None, description="with type json_schema: the schema")
 
 
 class StructuredOutputs(Body):
     """Exactly one constraint on the text, with vLLM's names."""
 
-    json_: str | dict[str, Any] | None = Field(default=None, alias="json", serialization_alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json", serialization_alias="json", description="a JSON schema")
+    regex: str | None = Field(default=None, description="a regular expression that the whole text matches")
+    choice: list[str] | None = Field(default=None, description="the texts to choose from")
+    grammar: str | None = Field(default=None, description="a grammar in EBNF, or in Lark's form")
+    json_object: bool | None = Field(default=None, description="any JSON object")
+    structural_tag: str | None = Field(default=None, description="xgrammar's structural tag, as JSON: constraints between tags")
+    disable_any_whitespace: bool = Field(default=False, description="with json: no whitespace between the parts")
+    disable_additional_properties: bool = Field(default=False, description="with json: objects hold only what the schema names")
+    whitespace_pattern: str | None = Field(default=None, description="with json: the whitespace that is allowed, as a regular expression")
 
     model_config = ConfigDict(serialize_by_alias=True)
 

@@ -5,33 +5,109 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import vllm
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from pydantic import BaseModel, Field
 
 from server.engine import Engine
-from server.errors import ErrorResponse, unavailable
+from server.errors import ErrorResponse, error_type, unavailable
 from server.lifecycle import Lifecycle
 from server.service import Endpoint, Service, check_model
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The request cannot be served as it stands"},
-    401: {"description": "The API key is missing or wrong"},
-    404: {"description": "No such model"},
-    413: {"description": "The body is too large"},
-    415: {"description": "The body is not JSON"},
-    429: {"description": "The API key is at one of its limits; see Retry-After"},
-    500: {"description": "The server failed"},
-    503: {"description": "The queue is full or the server is shutting down; see Retry-After"},
+_ERRORS: dict[int, tuple[str, str, str | None, str | None]] = {
+    400: (
+        "The request cannot be served as it stands",
+        "temperature cannot be 3: input should be less than or equal to 2",
+        "temperature",
+        "invalid_value",
+    ),
+    401: (
+        "The API key is missing or wrong",
+        "the API key is missing or wrong; send it as: Authorization: Bearer KEY",
+        None,
+        "invalid_api_key",
+    ),
+    404: ("No such model", "the model 'x' does not exist; served: y", "model", "model_not_found"),
+    413: (
+        "The body is larger than --max-body-bytes",
+        "the body is larger than 1048576 bytes; send less or raise --max-body-bytes",
+        None,
+        "body_too_large",
+    ),
+    415: (
+        "The body is not JSON",
+        "Content-Type is 'text/plain'; send JSON with Content-Type: application/json",
+        None,
+        "unsupported_media_type",
+    ),
+    429: (
+        "The API key is at one of its limits; see Retry-After",
+        "this key already has 8 requests running; wait for one to end",
+        None,
+        "rate_limit_exceeded",
+    ),
+    500: ("The server failed", "the server failed to complete the request", None, "internal_error"),
+    503: (
+        "The queue is full or the server is shutting down; see Retry-After",
+        "the server is shutting down and takes no new requests",
+        None,
+        "shutting_down",
+    ),
 }
-ERRORS: dict[int | str, dict[str, Any]] = {status: {**entry, "model": ErrorResponse} for status, entry in _ERRORS.items()}
+
+
+def _error(status: int) -> dict[str, Any]:
+    description, message, param, code = _ERRORS[status]
+    example = {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+    return {"model": ErrorResponse, "description": description, "content": {"application/json": {"example": example}}}
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {status: _error(status) for status in _ERRORS}
+
+
+class ModelCard(BaseModel):
+    """A name that the model is served under."""
+
+    id: str = Field(description="the name")
+    object: Literal["model"] = Field(default="model", description="the kind of object")
+    created: int = Field(description="when the server started, in seconds since 1970")
+    owned_by: str = Field(default="minedraft", description="always the same")
+    root: str = Field(description="folder or name of the model")
+    parent: None = Field(default=None, description="never set")
+    max_model_len: int = Field(description="tokens that prompt and answer may have together")
+
+
+class ModelList(BaseModel):
+    """All names."""
+
+    object: Literal["list"] = Field(default="list", description="the kind of object")
+    data: list[ModelCard] = Field(description="one card for each name")
+
+
+class Health(BaseModel):
+    """The server takes requests."""
+
+    status: Literal["ok"] = Field(default="ok", description="always the same")
+
+
+class Load(BaseModel):
+    """How busy the server is."""
+
+    server_load: int = Field(description="requests that are being answered")
+
+
+class Versions(BaseModel):
+    """What runs here."""
+
+    version: str = Field(description="version of MineDraft")
+    vllm: str = Field(description="version of vLLM")
 
 
 def json_body(schema: str) -> dict[str, Any]:
@@ -46,10 +122,20 @@ def _reference(schema: str) -> dict[str, str]:
 def _answer(whole: str, chunk: str) -> dict[str, Any]:
     content = {"anyOf": [_reference(chunk), _reference("ErrorResponse")]}
     data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": "application/json", "contentSchema": content}]}
+    choice = {"index": 0, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    text = {"message": {"role": "assistant", "content": "Hello!", "refusal": None}} if whole == "ChatCompletion" else {"text": " there."}
+    example = {
+        "id": "chatcmpl-1" if whole == "ChatCompletion" else "cmpl-1",
+        "created": 1764500000,
+        "model": "SmolLM2-135M-Instruct",
+        "choices": [{**choice, **text}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+        "object": "chat.completion" if whole == "ChatCompletion" else "text_completion",
+    }
     return {
         "description": f"`{whole}`, or with stream: true a stream of server-sent events, each a `{chunk}`, the last one `[DONE]`",
         "content": {
-            "application/json": {"schema": _reference(whole)},
+            "application/json": {"schema": _reference(whole), "example": example},
             "text/event-stream": {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}},
         },
     }
@@ -85,29 +171,18 @@ def generation_router(service: Service, completions: Endpoint, chat: Endpoint) -
 def model_router(models: Sequence[str], root: str, max_model_len: int, created: int) -> APIRouter:
     """GET /v1/models and GET /v1/models/{id}."""
     router = APIRouter()
-    cards = {
-        name: {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "minedraft",
-            "root": root,
-            "parent": None,
-            "max_model_len": max_model_len,
-        }
-        for name in models
-    }
+    cards = {name: ModelCard(id=name, created=created, root=root, max_model_len=max_model_len) for name in models}
 
     @router.get("/v1/models", responses={401: ERRORS[401]})
-    async def list_models() -> JSONResponse:
+    async def list_models() -> ModelList:
         """All names the model is served under."""
-        return JSONResponse({"object": "list", "data": list(cards.values())})
+        return ModelList(data=list(cards.values()))
 
     @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
-    async def get_model(model: str) -> JSONResponse:
+    async def get_model(model: str) -> ModelCard:
         """One of the names."""
         check_model(model, models)
-        return JSONResponse(cards[model])
+        return cards[model]
 
     return router
 
@@ -121,24 +196,24 @@ def health_router(engine: Engine, lifecycle: Lifecycle, version: str) -> APIRout
     @router.get("/ping", responses={503: ERRORS[503]})
     @router.head("/ping", responses={503: ERRORS[503]}, include_in_schema=False)
     @router.post("/ping", responses={503: ERRORS[503]}, include_in_schema=False)
-    async def health() -> JSONResponse:
+    async def health() -> Health:
         """200 while requests are taken; 503 while the server drains or when its engine is dead."""
         lifecycle.admit()
         try:
             await engine.check_health()
         except Exception as error:
             raise unavailable("the engine is not healthy", "engine_dead") from error
-        return JSONResponse({"status": "ok"})
+        return Health()
 
     @router.get("/load", responses={401: ERRORS[401]})
-    async def load() -> JSONResponse:
+    async def load() -> Load:
         """Requests that are being answered."""
-        return JSONResponse({"server_load": len(lifecycle.flights)})
+        return Load(server_load=len(lifecycle.flights))
 
     @router.get("/version", responses={401: ERRORS[401]})
-    async def versions() -> JSONResponse:
+    async def versions() -> Versions:
         """Version of MineDraft and of vLLM."""
-        return JSONResponse({"version": version, "vllm": vllm.__version__})
+        return Versions(version=version, vllm=vllm.__version__)
 
     return router
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 
@@ -16,16 +18,16 @@ class SpeculationReport(msgspec.Struct, frozen=True):
     vLLM's level `detailed` and a single choice.
     """
 
-    num_spec_tokens: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    accepted_per_position: list[int]
-    per_step_accepted: list[int] | None = None
-    per_step_drafted: list[int] | None = None
+    num_spec_tokens: Annotated[int, Meta(description="draft tokens a step that the server is set to")]
+    num_spec_steps: Annotated[int, Meta(description="verifications that held drafts")]
+    num_draft_tokens: Annotated[int, Meta(description="draft tokens verified")]
+    num_accepted_draft_tokens: Annotated[int, Meta(description="draft tokens accepted")]
+    mean_acceptance_length: Annotated[float, Meta(description="tokens a verification, the target's own included")]
+    draft_acceptance_rate: Annotated[float, Meta(description="accepted over verified")]
+    acceptance_histogram: Annotated[list[int], Meta(description="at j: verifications that accepted j drafts")]
+    accepted_per_position: Annotated[list[int], Meta(description="at j: verifications that accepted the draft at position j")]
+    per_step_accepted: Annotated[list[int] | None, Meta(description="accepted drafts of each verification, with level detailed")] = None
+    per_step_drafted: Annotated[list[int] | None, Meta(description="drafts of each verification, with level detailed")] = None
 
 
 def summed(choices: Sequence[RequestSpecDecodeMetrics]) -> SpeculationReport | None:

@@ -52,16 +52,16 @@ class DetokenizeBody(Body):
 class TokenizeAnswer(BaseModel):
     """The answer of POST /tokenize."""
 
-    tokens: list[int]
+    tokens: list[int] = Field(description="the token ids")
     token_strs: list[str] | None = Field(description="the tokens' own strings, if asked for")
-    count: int
+    count: int = Field(description="number of tokens")
     max_model_len: int = Field(description="tokens that prompt and answer may have together")
 
 
 class DetokenizeAnswer(BaseModel):
     """The answer of POST /detokenize."""
 
-    prompt: str
+    prompt: str = Field(description="the text")
 
 
 Read = TypeVar("Read", TokenizeBody, DetokenizeBody)

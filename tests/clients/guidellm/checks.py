@@ -14,11 +14,13 @@ def benchmark(request_format: str, profile: str) -> dict[str, Any]:
     command(
         "guidellm", "run", "--disable-console", "--backend", json.dumps(backend), "--profile", profile,
         "--constraint", "kind=max_requests,count=4", "--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8",
-        "--tokenizer", json.dumps({"kind": "huggingface_auto", "model": FOLDER}), "--output", json.dumps({"kind": "json", "path": str(out)}),
+        "--tokenizer", json.dumps({"kind": "huggingface_auto", "model": FOLDER}),
+        "--output", json.dumps({"kind": "json", "path": str(out)}),
         HF_HUB_OFFLINE="1",
     )  # fmt: skip
     (found,) = json.loads(out.read_text())["benchmarks"]
-    return found  # type: ignore[no-any-return]
+    result: dict[str, Any] = found
+    return result
 
 
 def check_requests(found: dict[str, Any]) -> None:

@@ -160,7 +160,7 @@ def errors_have_their_classes() -> None:
         (openai.NotFoundError, lambda: client.completions.create(model="none", prompt="x")),
         (openai.BadRequestError, lambda: client.completions.create(model=MODEL, prompt="x", max_tokens=10**6)),
         (openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=[])),
-        (openai.AuthenticationError, lambda: client.with_options(api_key="wrong").models.list()),
+        (openai.AuthenticationError, client.with_options(api_key="wrong").models.list),
     ):
         try:
             call()

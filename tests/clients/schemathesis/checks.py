@@ -6,9 +6,16 @@ from pathlib import Path
 
 from harness import KEY, URL, check, command, main
 
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+)
 COMMON = (
     "--header", f"Authorization: Bearer {KEY}",
-    "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,response_headers_conformance",
+    "--checks", ",".join(CHECKS),
     "--generation-deterministic", "--workers", "1", "--request-timeout", "60", "--suppress-health-check", "all",
 )  # fmt: skip
 
