@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from minedraft_core.bench.cli import bench_app
 from minedraft_core.config import ConfigError
 from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
 
-T = TypeVar("T")
 _USAGE_ERROR = 2
 
 app = typer.Typer(
@@ -37,11 +36,6 @@ CacheDir = Annotated[
         help="Where prepared models lie; without it MINEDRAFT_CACHE, or minedraft in the user's cache folder.", show_default=False
     ),
 ]
-
-
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run to its end what serves, on the event loop that servers use."""
-    return asyncio.run(work)
 
 
 @contextmanager
@@ -84,7 +78,7 @@ def serve(context: typer.Context) -> None:
         configure_logging(settings)
         from server.launch import run
 
-        code = run_loop(run(settings, engine_arguments))
+        code = asyncio.run(run(settings, engine_arguments))
     raise typer.Exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import socket
 from pathlib import Path
@@ -53,9 +54,7 @@ def main() -> None:
     os.sched_setaffinity(0, {args.core})
     engine = PacedEngine(args.model, args.rate, in_steps=args.in_steps, core=args.pacer_core)
     if args.server == "ours":
-        from server.cli import run_loop
-
-        run_loop(serve_ours(engine, args.port))
+        asyncio.run(serve_ours(engine, args.port))
     else:
         import uvloop
 
