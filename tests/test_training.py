@@ -235,7 +235,7 @@ def test_packed_drafter_comes_back_within_half_a_step(target, tmp_path):
     (tmp_path / "target" / "tokenizer.json").write_text("{}")
     pack(drafter, tmp_path / "drafter.safetensors")
     (tmp_path / "drafter.md").write_text("card")
-    assemble(tmp_path / "target", tmp_path / "out", tmp_path / "drafter.safetensors")
+    assemble(tmp_path / "drafter.safetensors", tmp_path / "target", tmp_path / "out")
     loaded = Drafter.load(tmp_path / "out", CPU, torch.float32)
     assert loaded.token_ids.tolist() == [1, 2, 5, 40]
     for name, weight in drafter.trained().items():
@@ -258,7 +258,7 @@ def test_a_drafter_for_another_target_is_refused(target, tmp_path):
     small = LlamaConfig(vocab_size=48, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
     LlamaForCausalLM(small).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match=r"\(64, 32\).*\(48, 32\)"):
-        assemble(tmp_path / "small", tmp_path / "out", tmp_path / "drafter.safetensors")
+        assemble(tmp_path / "drafter.safetensors", tmp_path / "small", tmp_path / "out")
 
 
 def test_prompts_are_read_from_lines_and_json(tmp_path: Path):

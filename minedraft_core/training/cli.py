@@ -234,7 +234,7 @@ def train(
     }
     if evaluation_prompts:
         # What is shipped is evaluated: the weights after their way through 8 bits.
-        assemble(target, out / "packed", out / "drafter.safetensors")
+        assemble(out / "drafter.safetensors", target, out / "packed")
         asked = _evaluation_prompts(evaluation_prompts, template, tokenizer)
         shipped = Drafter.load(out / "packed", where, dtype)
         report["acceptance"] = judge.acceptance(shipped, judge.references(asked), repeats=8)

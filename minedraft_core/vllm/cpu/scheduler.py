@@ -24,6 +24,7 @@ from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
 from minedraft_core.types import DRAFT_LIMIT, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
+from minedraft_core.vllm.cpu.noise import sampling_of, seeded
 from minedraft_core.vllm.scheduler import CadenceMixin
 
 _RECENT_PASSES = 16
@@ -76,6 +77,12 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._records.append)
         self._flush()
 
+    def add_request(self, request: Request) -> None:
+        """Take a request in. One that samples without a seed gets a seed of its own, so that the drafter can draw as the target will."""
+        if self.mode is not Mode.OFF:
+            request.sampling_params = seeded(request.sampling_params)
+        super().add_request(request)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Collect the drafts that are due, then schedule the side whose turn it is."""
         step = self._step
@@ -123,7 +130,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
     def _order(self, scheduler_output: SchedulerOutput) -> None:
         """Order drafts for every request that this step brought forward, those of the side due next first."""
         contexts = {
-            request_id: Context(request.all_token_ids, limit)
+            request_id: Context(request.all_token_ids, limit, sampling_of(request))
             for request_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(request_id)) is not None and (limit := self._draft_limit(request)) > 0
         }
