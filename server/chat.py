@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -30,7 +30,7 @@ from server.detokenizing import TokenTexts
 from server.engine import Engine, Tokenizer
 from server.logprobs import ChatLogprobWriter
 from server.parsing import DeltaParser, takes_blocks
-from server.prompts import check_length
+from server.prompts import Prompt, check_length
 from server.rendering import ChatRenderer, Rendered
 from server.responses import Metrics, Usage
 from server.runner import Form, Writer, openai_reason
@@ -56,6 +56,10 @@ class ChatEndpoint:
     async def plan(self, request: ChatRequest, call: Call) -> Plan:
         """The job and the form of its answer. Raises APIError or vLLM's client errors."""
         rendered = await self._renderer.render(request.for_vllm(auto_tools=self._renderer.auto_tools))
+        if request.truncate_prompt_tokens == -1:
+            # vLLM leaves no room for what is to be generated.
+            room = max(1, self._max_model_len - (request.limit or 1))
+            rendered = replace(rendered, prompt=Prompt(rendered.prompt.token_ids[-room:]))
         params = build_params(
             request,
             self._defaults,

@@ -107,6 +107,12 @@ async def test_max_completion_tokens_wins_and_the_context_is_the_default(fake: F
     assert [request.params.max_tokens for request in fake.seen] == [3, 9, room]
 
 
+@pytest.mark.parametrize(("keep", "limit", "length"), [(7, 4, 7), (-1, 100, 412), (-1, None, 511)])
+async def test_long_conversations_can_be_cut(client: httpx.AsyncClient, keep: int, limit: int | None, length: int) -> None:
+    body = await chat(client, "the quick " * 600, truncate_prompt_tokens=keep, max_tokens=limit, return_token_ids=True)
+    assert len(body["prompt_token_ids"]) == length
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 async def test_n_choices(client: httpx.AsyncClient, temperature: float) -> None:
     request: dict[str, Any] = {"n": 3, "max_tokens": 6, "temperature": temperature, "seed": 5, "ignore_eos": True}
