@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.completions import Tally
 from server.errors import APIError, bad_request, from_engine
+from server.jobs import Tally
 
 _access = logging.getLogger("minedraft.access")
 
@@ -73,18 +73,24 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._allowed(scope):
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        key = self._key(scope)
+        if key is None:
             headers = {"WWW-Authenticate": "Bearer"}
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
             await APIError(401, message, code="invalid_api_key", headers=headers).response()(scope, receive, send)
             return
+        scope["state"]["api_key"] = key
         await self._app(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _key(self, scope: Scope) -> int | None:
+        """Which of the keys the request bears."""
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

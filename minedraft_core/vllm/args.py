@@ -1,13 +1,17 @@
-"""From the pipeline's configuration to vLLM's engine arguments."""
+"""From the pipeline's configuration to vLLM's engine arguments, and from these to an engine."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
+from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
@@ -21,6 +25,16 @@ _GPU = "minedraft_core.vllm.gpu"
 def runs_on_cpu() -> bool:
     """Whether vLLM runs on CPU here, or on CUDA."""
     return bool(current_platform.is_cpu())
+
+
+def engine_parser(command: str, advice: str) -> FlexibleArgumentParser:
+    """A parser of vLLM's engine flags. It raises ConfigError for what it does not know, and ends the message with `advice`."""
+
+    class EngineParser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"{message}; {advice}")
+
+    return AsyncEngineArgs.add_cli_args(EngineParser(prog=command, add_help=False, allow_abbrev=False))
 
 
 def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
@@ -103,3 +117,20 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
             "num_speculative_tokens": config.speculative.num_speculative_tokens,
         }
     return replace(args, **changes)
+
+
+def start_engine(args: AsyncEngineArgs) -> AsyncLLM:
+    """A running engine. Raises ConfigError, with vLLM's reason, where the arguments contradict each other or the engine does not start."""
+    if args.model.startswith(("/", "./", "../", "~")) and not Path(args.model).expanduser().exists():
+        raise ConfigError(f"--model: there is nothing at {args.model}")
+    try:
+        config = args.create_engine_config()
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ConfigError(f"the engine cannot be configured: {faults}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats)
+    except RuntimeError as error:
+        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error

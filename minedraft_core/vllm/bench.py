@@ -10,20 +10,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NoReturn
 
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.feed import FeedMessage, FeedReader
 from minedraft_core.types import Record, Span, StepRecord, now_us
-from minedraft_core.vllm.args import natively, runs_on_cpu, with_pipeline
+from minedraft_core.vllm.args import engine_parser, natively, runs_on_cpu, start_engine, with_pipeline
 
 _END_SECONDS = 30.0
 _RECORDS_SECONDS = 10.0
@@ -36,14 +33,11 @@ def device_name() -> str:
     return "cpu" if runs_on_cpu() else str(current_platform.get_device_name())
 
 
-class _EngineParser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; `minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's")
-
-
 def engine_args(model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str]) -> AsyncEngineArgs:
     """vLLM's arguments for these limits and further flags. Raises ConfigError for a flag or value that vLLM does not take."""
-    parser = AsyncEngineArgs.add_cli_args(_EngineParser(prog="minedraft bench engine", add_help=False, allow_abbrev=False))
+    parser = engine_parser(
+        "minedraft bench engine", "`minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's"
+    )
     parser.set_defaults(model=model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, disable_log_stats=True)
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
     if args.max_num_seqs is not None and args.max_num_seqs < max_num_seqs:
@@ -164,12 +158,4 @@ def _recorded(arrange: Callable[[PipelineConfig], AsyncEngineArgs], config: Pipe
 
 
 async def _started(args: AsyncEngineArgs) -> AsyncLLM:
-    try:
-        return AsyncLLM.from_engine_args(args)
-    except ValidationError as error:
-        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise ConfigError(f"the engine cannot be configured: {faults}") from error
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the engine cannot be configured: {error}") from error
-    except RuntimeError as error:
-        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error
+    return start_engine(args)
