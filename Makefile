@@ -23,12 +23,16 @@ test: setup  ## run the tests but the slow ones; ARGS go to pytest
 test-all: setup  ## run every test
 	@$(VENV)/python -m pytest $(ARGS)
 
-check: setup  ## format, lint, types, import rules, locks
+check: setup  ## format, lint, types, import rules, locks, containers, shell, YAML
 	@$(VENV)/ruff format --check .
 	@$(VENV)/ruff check .
 	@$(VENV)/python -m mypy
 	@$(VENV)/lint-imports --no-logo
 	@$(VENV)/python .ci/check_locks.py
+	@$(VENV)/hadolint Dockerfile
+	@$(VENV)/shellcheck .ci/run .ci/setup deploy/make-secrets
+	@$(VENV)/yamllint --strict .
+	@$(VENV)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 
 format: setup  ## format, and repair what ruff can
 	@$(VENV)/ruff check --fix-only --quiet .

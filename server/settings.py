@@ -142,6 +142,15 @@ def settings_table() -> str:
     return "\n".join(rows) + "\n"
 
 
+def settings_env() -> str:
+    """The fields as lines of an environment file, each a comment that shows its default."""
+    blocks = []
+    for name, field in Settings.model_fields.items():
+        shown = _shown(field.default).strip("`")
+        blocks.append(f"# {field.description}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
+    return "\n".join(blocks)
+
+
 def speculative_table() -> str:
     """The keys of `--speculative-config` as a Markdown table, for the README."""
     rows = ["| key | default | meaning |", "|---|---|---|"]
