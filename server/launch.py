@@ -26,6 +26,7 @@ from minedraft_core.types import Mode
 from minedraft_core.vllm.args import with_pipeline
 from server.app import create_app
 from server.lifecycle import Lifecycle, bind, serve
+from server.logs import log_drafter
 from server.settings import Settings
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -144,7 +145,7 @@ def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, P
     )
     speculative = settings.speculative_config or MineDraftConfig()
     metrics = PipelineMetrics(levels, speculative.num_speculative_tokens)
-    sinks: list[Callable[[FeedMessage], None]] = [metrics]
+    sinks: list[Callable[[FeedMessage], None]] = [metrics, log_drafter]
     if settings.trace is not None:
         try:
             trace = TraceWriter(settings.trace)

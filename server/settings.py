@@ -102,6 +102,7 @@ class Settings(BaseSettings):
     slo_e2e_ms: Milliseconds | None = Field(default=None, description="objective for a whole request, above 0 ms; none: no limit")
     trace: Path | None = Field(default=None, description="file that gets one JSON object for each step and request")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
+    log_format: Literal["json", "text"] = Field(default="json", description="`json` for collectors, one object a line, or `text`")
     access_log: bool = Field(default=True, description="log every request, without its prompt")
 
     target_cores: Cores = Field(
