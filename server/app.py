@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
+from server import dashboard
 from server.completions import CompletionRunner
 from server.engine import Engine
 from server.errors import APIError
@@ -102,7 +103,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.api_key:
         keys = [key.get_secret_value() for key in settings.api_key]
         open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]
-        app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths)
+        app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths, pages=dashboard.PATHS)
     if settings.cors_allow_origins:
         app.add_middleware(
             CORSMiddleware,

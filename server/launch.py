@@ -25,6 +25,7 @@ from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
 from minedraft_core.vllm.args import with_pipeline
 from server.app import create_app
+from server.dashboard import Dashboard, dashboard_router
 from server.lifecycle import Lifecycle, bind, serve
 from server.logs import log_drafter
 from server.settings import Settings
@@ -57,7 +58,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         sock = stack.enter_context(bind(settings))
         embedded = settings.model is None
         settings = with_embedded(settings)
-        reader, address, metrics = _open_feed(settings, stack)
+        dashboard = Dashboard()
+        reader, address, metrics = _open_feed(settings, stack, dashboard)
         target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
         config = PipelineConfig(
@@ -76,7 +78,14 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         stack.callback(feed.close)
         lifecycle = Lifecycle(engine, settings.drain_timeout)
         registries = [REGISTRY, metrics.registry]
-        app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, report=lambda record: feed.push([record]))
+        app = create_app(
+            engine,
+            settings,
+            lifecycle=lifecycle,
+            registries=registries,
+            routers=[dashboard_router(dashboard, lambda: lifecycle.draining)],
+            report=lambda record: feed.push([record]),
+        )
         return await serve(app, lifecycle, settings, sock)
 
 
@@ -139,13 +148,13 @@ def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int
     return (target, tuple(free)) if target else (tuple(free), drafter)
 
 
-def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, PipelineMetrics]:
+def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tuple[FeedReader, str, PipelineMetrics]:
     levels = ServiceLevels(
         *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
     )
     speculative = settings.speculative_config or MineDraftConfig()
     metrics = PipelineMetrics(levels, speculative.num_speculative_tokens)
-    sinks: list[Callable[[FeedMessage], None]] = [metrics, log_drafter]
+    sinks: list[Callable[[FeedMessage], None]] = [metrics, log_drafter, dashboard]
     if settings.trace is not None:
         try:
             trace = TraceWriter(settings.trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -64,17 +65,22 @@ class RequestContext:
 
 
 class ApiKeys:
-    """Lets a request through if it bears one of the keys (RFC 6750), compared in constant time."""
+    """Lets a request through if it bears one of the keys (RFC 6750), compared in constant time.
 
-    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str]) -> None:
+    Pages take a key as a password too, whatever the user's name (RFC 7617): a browser asks for it by itself. Other paths do not, for a
+    browser would then send it along with what other sites make it post.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str], pages: Iterable[str] = ()) -> None:
         self._app = app
+        self._pages = frozenset(pages)
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._allowed(scope):
-            headers = {"WWW-Authenticate": "Bearer"}
+            headers = {"WWW-Authenticate": 'Basic realm="MineDraft", charset="UTF-8"' if scope["path"] in self._pages else "Bearer"}
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
             await APIError(401, message, code="invalid_api_key", headers=headers).response()(scope, receive, send)
             return
@@ -82,9 +88,21 @@ class ApiKeys:
 
     def _allowed(self, scope: Scope) -> bool:
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        key = key.strip()
+        if scheme.lower() == b"basic" and scope["path"] in self._pages:
+            key = _password(key)
+        elif scheme.lower() != b"bearer":
+            return False
+        digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == b"bearer" and any(matches)
+        return any(matches)
+
+
+def _password(credentials: bytes) -> bytes:
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
