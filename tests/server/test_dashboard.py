@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -18,11 +17,10 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 from minedraft_core.feed import FeedMessage
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, StepRecord, now_us
 from server.dashboard import PATHS, Dashboard, dashboard_router
+from tests.server.browser import colours, launched, needs_chromium
 from tests.server.conftest import Running, Start
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 PHONE = {"width": 360, "height": 740}
 
 
@@ -101,8 +99,7 @@ async def served(start: Start) -> Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
-        # Chromium's own sandbox does not start for root, nor in most containers.
-        yield await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield await launched(playwright)
 
 
 @asynccontextmanager
@@ -200,10 +197,10 @@ async def test_the_page_shows_the_pipeline_at_work(browser: Browser, served: Ser
         text = {name: await page.inner_text(f"#{name}") for name in ("hidden", "acceptance", "busy", "times", "mode", "drafter")}
         assert text == {
             "hidden": "90 %",
-            "acceptance": "50 % length 3.00",
+            "acceptance": "50 %\nlength 3.00",
             "busy": "75 %",
-            "times": "30.0 / 20.0 ms",
-            "mode": "parallel 4 tokens",
+            "times": "30.0 / 20.0\nms",
+            "mode": "parallel\n4 tokens",
             "drafter": "up",
         }
         assert int(await page.inner_text("#throughput")) > 0
@@ -240,16 +237,3 @@ async def test_the_page_fits_a_phone(browser: Browser, served: Served) -> None:
         if folder := os.environ.get("SCREENSHOTS"):
             await asyncio.sleep(3)
             await page.screenshot(path=f"{folder}/dashboard-phone.png")
-
-
-async def colours(page: Page) -> set[str]:
-    """Which of the legend's colours are on the canvas."""
-    found: list[str] = await page.evaluate("""() => {
-        const canvas = document.getElementById("lanes");
-        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        const seen = new Set();
-        for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) seen.add(`rgb(${data[i]}, ${data[i + 1]}, ${data[i + 2]})`);
-        return ["a", "b", "prompt", "hidden", "exposed"].filter(
-            name => seen.has(getComputedStyle(document.querySelector(`.i-${name}`)).backgroundColor));
-    }""")
-    return set(found)
