@@ -33,6 +33,7 @@ check: setup  ## format, lint, types, import rules, locks, containers, shell, YA
 	@$(VENV)/shellcheck .ci/run .ci/setup deploy/make-secrets
 	@$(VENV)/yamllint --strict .
 	@$(VENV)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	@$(VENV)/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 
 format: setup  ## format, and repair what ruff can
 	@$(VENV)/ruff check --fix-only --quiet .
