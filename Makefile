@@ -26,12 +26,17 @@ test-all: setup  ## run every test
 conformance: setup  ## run other people's clients against the server; ARGS name some
 	@$(VENV)/python tests/clients/run.py $(ARGS)
 
-check: setup  ## format, lint, types, import rules, locks
+check: setup  ## format, lint, types, import rules, locks, containers, shell, YAML
 	@$(VENV)/ruff format --check .
 	@$(VENV)/ruff check .
 	@$(VENV)/python -m mypy
 	@$(VENV)/lint-imports --no-logo
 	@$(VENV)/python .ci/check_locks.py
+	@$(VENV)/hadolint Dockerfile
+	@$(VENV)/shellcheck .ci/run .ci/setup deploy/make-secrets
+	@$(VENV)/yamllint --strict .
+	@$(VENV)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
+	@$(VENV)/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 
 format: setup  ## format, and repair what ruff can
 	@$(VENV)/ruff check --fix-only --quiet .

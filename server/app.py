@@ -16,6 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
+from server import dashboard
 from server.chat import ChatEndpoint
 from server.chat_protocol import ChatRequest
 from server.chat_responses import ChatChunk, ChatCompletion
@@ -106,7 +107,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     if settings.api_key:
         keys = [key.get_secret_value() for key in settings.api_key]
         open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]
-        app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths)
+        app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths, pages=dashboard.PATHS)
     if settings.cors_allow_origins:
         app.add_middleware(
             CORSMiddleware,

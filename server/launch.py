@@ -25,7 +25,9 @@ from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
 from server.admin import admin_router
 from server.app import create_app
+from server.dashboard import Dashboard, dashboard_router
 from server.lifecycle import Lifecycle, bind, serve
+from server.logs import log_drafter
 from server.rendering import check_chat
 from server.settings import Settings
 
@@ -53,7 +55,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         sock = stack.enter_context(bind(settings))
         embedded = settings.model is None
         settings = with_embedded(settings)
-        reader, address, metrics = _open_feed(settings, stack)
+        dashboard = Dashboard()
+        reader, address, metrics = _open_feed(settings, stack, dashboard)
         target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
         if runs_on_cpu():
             target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
@@ -78,7 +81,12 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         lifecycle = Lifecycle(engine, settings.drain_timeout)
         registries = [REGISTRY, metrics.registry]
         app = create_app(
-            engine, settings, lifecycle=lifecycle, registries=registries, routers=routers, report=lambda record: feed.push([record])
+            engine,
+            settings,
+            lifecycle=lifecycle,
+            registries=registries,
+            routers=[*routers, dashboard_router(dashboard, lambda: lifecycle.draining)],
+            report=lambda record: feed.push([record]),
         )
         return await serve(app, lifecycle, settings, sock)
 
@@ -159,13 +167,13 @@ def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack)
     return [admin_router(control)]
 
 
-def _open_feed(settings: Settings, stack: ExitStack) -> tuple[FeedReader, str, PipelineMetrics]:
+def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tuple[FeedReader, str, PipelineMetrics]:
     levels = ServiceLevels(
         *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
     )
     speculative = settings.speculative_config or MineDraftConfig()
     metrics = PipelineMetrics(levels, speculative.num_speculative_tokens)
-    sinks: list[Callable[[FeedMessage], None]] = [metrics]
+    sinks: list[Callable[[FeedMessage], None]] = [metrics, log_drafter, dashboard]
     if settings.trace is not None:
         try:
             trace = TraceWriter(settings.trace)

@@ -1,4 +1,4 @@
-"""Log lines as JSON objects on standard error, for people and collectors alike."""
+"""Log lines on standard error: JSON objects for collectors, or text for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from minedraft_core.feed import FeedMessage
+from minedraft_core.types import DrafterRecord
 from server.settings import Settings
+
+_drafter = logging.getLogger("minedraft.drafter")
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,6 +32,29 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
+class TextFormatter(logging.Formatter):
+    """Time, level, logger and message, then what a record carries in `fields` as `key=value`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-8s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The line without a traceback."""
+        fields = getattr(record, "fields", {})
+        return " ".join([super().formatMessage(record), *(f"{key}={value}" for key, value in fields.items() if value is not None)])
+
+
+def log_drafter(message: FeedMessage) -> None:
+    """A feed sink that logs every change in the drafter's health."""
+    for record in message.records:
+        if not isinstance(record, DrafterRecord):
+            continue
+        if record.up:
+            _drafter.info("the drafter is up%s", " again" if record.restarted else "")
+        else:
+            _drafter.warning("the drafter is down (%s): %s; it is started anew", record.reason, record.message)
+
+
 def configure_logging(settings: Settings) -> None:
     """Send the server's, uvicorn's and the pipeline's logs to standard error. vLLM keeps its own format."""
     level = settings.log_level.upper()
@@ -35,8 +62,8 @@ def configure_logging(settings: Settings) -> None:
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": {"()": JsonFormatter}},
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+            "formatters": {"json": {"()": JsonFormatter}, "text": {"()": TextFormatter}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": settings.log_format}},
             "loggers": {
                 "minedraft": {"handlers": ["stderr"], "level": level, "propagate": False},
                 "uvicorn": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import logging
@@ -64,10 +65,15 @@ class RequestContext:
 
 
 class ApiKeys:
-    """Lets a request through if it bears one of the keys (RFC 6750), compared in constant time."""
+    """Lets a request through if it bears one of the keys (RFC 6750), compared in constant time.
 
-    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str]) -> None:
+    Pages take a key as a password too, whatever the user's name (RFC 7617): a browser asks for it by itself. Other paths do not, for a
+    browser would then send it along with what other sites make it post.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str], pages: Iterable[str] = ()) -> None:
         self._app = app
+        self._pages = frozenset(pages)
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
         self._open_paths = frozenset(open_paths)
 
@@ -78,7 +84,7 @@ class ApiKeys:
             return
         key = self._key(scope)
         if key is None:
-            headers = {"WWW-Authenticate": "Bearer"}
+            headers = {"WWW-Authenticate": 'Basic realm="MineDraft", charset="UTF-8"' if scope["path"] in self._pages else "Bearer"}
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
             await APIError(401, message, code="invalid_api_key", headers=headers).response()(scope, receive, send)
             return
@@ -88,9 +94,21 @@ class ApiKeys:
     def _key(self, scope: Scope) -> int | None:
         """Which of the keys the request bears."""
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
-        digest = hashlib.sha256(key.strip()).digest()
+        key = key.strip()
+        if scheme.lower() == b"basic" and scope["path"] in self._pages:
+            key = _password(key)
+        elif scheme.lower() != b"bearer":
+            return None
+        digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return matches.index(True) if scheme.lower() == b"bearer" and any(matches) else None
+        return matches.index(True) if any(matches) else None
+
+
+def _password(credentials: bytes) -> bytes:
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

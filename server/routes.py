@@ -10,7 +10,7 @@ from typing import Any, Literal
 import vllm
 from fastapi import APIRouter, Request, Response
 from prometheus_client import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 
@@ -228,15 +228,18 @@ class _Union(Collector):
 
 
 def metrics_router(registries: Iterable[Collector]) -> APIRouter:
-    """GET /metrics: all registries in the format that the client accepts."""
+    """GET /metrics: all registries in Prometheus' text format.
+
+    Not in OpenMetrics: its encoder turns the colons in the names of vLLM's metrics into underscores for every client that does not
+    ask for `escaping=allow-utf-8`, so names would depend on the version of Prometheus.
+    """
     router = APIRouter()
     union: Any = _Union(tuple(registries))
 
     @router.get("/metrics", response_class=Response, responses={401: ERRORS[401]})
-    async def metrics(request: Request) -> Response:
+    async def metrics() -> Response:
         """Prometheus metrics."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        body = await asyncio.to_thread(encode, union)
-        return Response(body, headers={"Content-Type": content_type})
+        body = await asyncio.to_thread(generate_latest, union)
+        return Response(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router

@@ -140,6 +140,7 @@ class Settings(BaseSettings):
     slo_e2e_ms: Milliseconds | None = Field(default=None, description="objective for a whole request, above 0 ms; none: no limit")
     trace: Path | None = Field(default=None, description="file that gets one JSON object for each step and request")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
+    log_format: Literal["json", "text"] = Field(default="json", description="`json` for collectors, one object a line, or `text`")
     access_log: bool = Field(default=True, description="log every request, without its prompt")
 
     target_cores: Cores = Field(
@@ -198,6 +199,15 @@ def settings_table() -> str:
     for name, field in Settings.model_fields.items():
         rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {field.description} |")
     return "\n".join(rows) + "\n"
+
+
+def settings_env() -> str:
+    """The fields as lines of an environment file, each a comment that shows its default."""
+    blocks = []
+    for name, field in Settings.model_fields.items():
+        shown = _shown(field.default).strip("`")
+        blocks.append(f"# {field.description}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
+    return "\n".join(blocks)
 
 
 def speculative_table() -> str:

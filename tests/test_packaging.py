@@ -23,7 +23,7 @@ def check_locks() -> ModuleType:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for name in ("pyproject.toml", "requirements-cpu.lock", "requirements-dev.lock"):
+    for name in ("pyproject.toml", "requirements-cpu.lock", "requirements-dev.lock", "requirements-gpu.lock"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
@@ -57,6 +57,8 @@ def test_locks_answer_pyproject_and_the_environment(check_locks: ModuleType) -> 
             "\nno-such-package==1.0\nruff==",
             "no-such-package==1.0 is pinned but not installed; run `make setup`",
         ),
+        ("requirements-gpu.lock", "\nvllm==0.32.0", "", "minedraft needs vllm==0.32.0, which no lock file pins"),
+        ("requirements-gpu.lock", "\nregex==2", "\nregex==3", "is pinned at"),
         ("pyproject.toml", '"rich>=14.0"', '"rich>=99.0"', "minedraft needs rich>=99.0, but rich=="),
     ],
 )

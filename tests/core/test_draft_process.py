@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import textwrap
 import threading
@@ -15,7 +16,7 @@ from paged_model import PagedModel, continuation
 
 from minedraft_core.drafter import DrafterError
 from minedraft_core.types import DraftBatch, DraftItem, DraftResult, Span
-from minedraft_core.vllm.cpu.client import DraftProcess, draft_environment
+from minedraft_core.vllm.cpu.client import DraftProcess, draft_environment, running_on
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig, Failed, Forget, Ready
 from minedraft_core.vllm.cpu.process import later, main
 
@@ -348,3 +349,14 @@ def test_the_real_process_drafts_refuses_and_ends_with_the_engine(checkpoint):
         refused.close()
     assert gone(process.pid)
     assert gone(refused.pid)
+
+
+def test_a_process_is_born_on_its_cores():
+    before = os.sched_getaffinity(0)
+    last = max(before)
+    with running_on((last,)):
+        born = subprocess.check_output([sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], text=True)
+    assert born.strip() == str({last})
+    assert os.sched_getaffinity(0) == before
+    with running_on(()):
+        assert os.sched_getaffinity(0) == before

@@ -105,21 +105,21 @@ async def own_client(start: Start) -> httpx.AsyncClient:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_client(shared_engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
-    async with _starter(shared_engine) as start:
+    async with serving(shared_engine) as start:
         yield (await start()).client
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def guarded_client(shared_engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
     """A client without a key of a server that has three."""
-    async with _starter(shared_engine) as start:
+    async with serving(shared_engine) as start:
         yield (await start(api_key=["sk-1", "sk-2", "schlüssel"])).client
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def start(fake: FakeEngine) -> AsyncIterator[Start]:
     """Starts servers over `fake`; keywords are settings."""
-    async with _starter(fake) as start:
+    async with serving(fake) as start:
         yield start
 
 
@@ -132,7 +132,7 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @asynccontextmanager
-async def _starter(engine: Engine) -> AsyncIterator[Start]:
+async def serving(engine: Engine) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def start(

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -28,7 +29,8 @@ class DraftProcess:
             command = [sys.executable, "-m", "minedraft_core.vllm.cpu.process", str(theirs.fileno())]
             environment = draft_environment(dict(os.environ), config.cores)
             try:
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
+                with running_on(config.cores):
+                    self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, start_new_session=True)
             except OSError as error:
                 raise DrafterError("failed", f"the draft process cannot be started: {error}") from error
             self._connection = Connection(ours.detach())
@@ -98,6 +100,22 @@ class DraftProcess:
     def _epitaph(self) -> str:
         code = self._process.poll()
         return "the draft process closed its end" if code is None else f"the draft process ended with code {code}"
+
+
+@contextmanager
+def running_on(cores: Sequence[int]) -> Iterator[None]:
+    """Put this thread on `cores`, none meaning where it is. A process started meanwhile is born there.
+
+    The engine loop is bound to the target's cores. A draft process born there at a restart would share them with a target that never
+    rests, and hardly get as far as moving away.
+    """
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def draft_environment(environment: dict[str, str], cores: Sequence[int]) -> dict[str, str]:

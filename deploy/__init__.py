@@ -1,0 +1,1 @@
+"""What runs MineDraft: containers, Prometheus, Grafana, Kubernetes."""
