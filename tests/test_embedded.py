@@ -99,7 +99,7 @@ def test_packed_drafter_is_the_one_that_the_recipe_names() -> None:
 
 def test_missing_drafter_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "PACKED_DRAFTER", tmp_path / "none")
-    with pytest.raises(EmbeddedModelError, match=r"SHA-256 missing.*install it again"):
+    with pytest.raises(EmbeddedModelError, match=r"SHA-256 missing.*Install this package again"):
         embedded._checked_drafter()
 
 

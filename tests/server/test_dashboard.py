@@ -205,7 +205,9 @@ async def test_the_page_shows_the_pipeline_at_work(browser: Browser, served: Ser
         }
         assert int(await page.inner_text("#throughput")) > 0
         assert [await page.inner_text(f"#count-{side}") for side in "ab"] == ["3", "2"]
-        assert await colours(page) >= {"a", "b", "hidden", "exposed"}
+        async with asyncio.timeout(10):
+            while not await colours(page) >= {"a", "b", "hidden", "exposed"}:
+                await asyncio.sleep(0.2)
         if folder := os.environ.get("SCREENSHOTS"):
             await page.screenshot(path=f"{folder}/dashboard.png")
         await page.click("#pause")

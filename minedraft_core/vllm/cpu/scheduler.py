@@ -84,7 +84,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Take a request in. One that samples without a seed gets a seed of its own, so that the drafter can draw as the target will."""
-        if self.mode is not Mode.OFF:
+        if self.vllm_config.speculative_config is not None:
             request.sampling_params = seeded(request.sampling_params)
         super().add_request(request)
 
