@@ -40,9 +40,10 @@ def test_nothing_is_left_behind(speculating: Engine) -> None:
 
 @pytest.mark.parametrize("mode", [pytest.param("sequential", marks=pytest.mark.slow), "parallel"])
 def test_preemption(mode: str, reference: Results) -> None:
-    """A KV cache of 40 blocks of 32 tokens holds a few of 16 requests at a time."""
-    with engine(mode, block_size=32, num_gpu_blocks_override=40, max_model_len=1024) as small:
-        texts = prompts()[:20]
+    """A KV cache of 24 blocks of 32 tokens is full of prompts when their requests, all near the end of a block, need one more each."""
+    with engine(mode, block_size=32, num_gpu_blocks_override=24, max_model_len=256) as small:
+        encode = small.llm.get_tokenizer().encode
+        texts = [text for text in prompts() if len(encode(text)) % 32 > 32 - TOKENS][:20]
         outputs = small.generate([Job(text, greedy(TOKENS)) for text in texts])
         small.settle()
     expected = [reference.plain[prompts().index(text)] for text in texts]
