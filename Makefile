@@ -5,7 +5,7 @@ PYTHON ?=
 export PYTHON
 VENV := .venv/bin
 
-.PHONY: help setup serve test test-all check format clean
+.PHONY: help setup serve test test-all conformance check format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ test: setup  ## run the tests but the slow ones; ARGS go to pytest
 
 test-all: setup  ## run every test
 	@$(VENV)/python -m pytest $(ARGS)
+
+conformance: setup  ## run other people's clients against the server; ARGS name some
+	@$(VENV)/python tests/clients/run.py $(ARGS)
 
 check: setup  ## format, lint, types, import rules, locks, containers, shell, YAML
 	@$(VENV)/ruff format --check .
@@ -40,4 +43,4 @@ format: setup  ## format, and repair what ruff can
 	@$(VENV)/ruff format .
 
 clean:  ## remove .venv and the tools' caches
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

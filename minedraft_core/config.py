@@ -81,6 +81,11 @@ class DrafterConfig(BaseModel):
     restart_backoff_max: float = Field(default=60.0, gt=0, description="longest wait before a restart")
     replay: str | None = Field(default=None, description="for benchmarks: a file of token sequences to propose from")
     replay_acceptance: float = Field(default=1.0, ge=0, le=1, description="for benchmarks: how often a replayed token is proposed")
+    device: int | None = Field(default=None, ge=0, description="CUDA device of the drafter; none: the first after the target's")
+    compiled: bool = Field(default=False, description="on GPUs: compile the drafter as vLLM compiles the target")
+    synthetic_acceptance_length: float | None = Field(
+        default=None, ge=1, description="for benchmarks on GPUs: mean acceptance length, whatever is drafted"
+    )
 
 
 class PipelineConfig(BaseModel):
@@ -91,4 +96,5 @@ class PipelineConfig(BaseModel):
     speculative: MineDraftConfig = MineDraftConfig()
     drafter: DrafterConfig = DrafterConfig()
     target_cores: tuple[int, ...] = Field(default=(), description="CPU cores of the target; empty leaves the choice to the system")
+    control_address: str | None = Field(default=None, description="where the engine takes orders (a ZeroMQ address); none: nowhere")
     feed_address: str | None = Field(default=None, description="where the engine pushes its records (a ZeroMQ address); none: nowhere")

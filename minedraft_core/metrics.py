@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from minedraft_core.acceptance import accepted_per_position
 from minedraft_core.feed import FeedMessage
@@ -15,6 +19,7 @@ from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, R
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _GAP_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
+_TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _US = 1e-6
 _OVERLAP_WINDOW = 60.0
 DROP_REASONS = ("tetris", "late", "fault", "grammar")
@@ -43,12 +48,44 @@ class ServiceLevels:
         return {**met, "all": all(met.values())}
 
 
+class TokenLatency(Collector):
+    """Histogram of the time between tokens, each token counted: a step that delivers three tokens counts three times.
+
+    A request tells its mean, so all of its tokens fall into one bucket.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_TOKEN_BUCKETS) + 1)
+        self._seconds = 0.0
+
+    def observe(self, request: RequestRecord) -> None:
+        """Take in the tokens after the first one."""
+        tokens = request.gen_len - 1
+        if tokens < 1:
+            return
+        seconds = (request.end_us - request.first_token_us) * _US
+        self._counts[bisect_left(_TOKEN_BUCKETS, seconds / tokens)] += tokens
+        self._seconds += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """The histogram as it stands."""
+        counts = list(accumulate(self._counts))
+        limits = [*map(str, _TOKEN_BUCKETS), "+Inf"]
+        family = HistogramMetricFamily(
+            "minedraft_inter_token_latency_seconds", "Time between the tokens of finished requests, each token counted."
+        )
+        family.add_metric([], list(zip(limits, counts, strict=True)), self._seconds)
+        yield family
+
+
 class PipelineMetrics:
     """A feed sink that keeps the metrics of one engine in a registry of its own."""
 
     def __init__(self, levels: ServiceLevels, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`max_tokens` is the largest number of draft tokens; positions up to it are present from the start."""
         self.registry = CollectorRegistry()
+        self._token_latency = TokenLatency()
+        self.registry.register(self._token_latency)
         self._levels, self._clock = levels, clock
         self._drafting: deque[tuple[float, int, int]] = deque()
         self._declare(max_tokens)
@@ -173,6 +210,7 @@ class PipelineMetrics:
         self._finished.labels(request.finish_reason).inc()
         if request.finish_reason in ("abort", "error"):
             return
+        self._token_latency.observe(request)
         verdicts = self._levels.verdicts(request)
         for level, met in verdicts.items():
             self._slo.labels(level, "met" if met else "missed").inc()

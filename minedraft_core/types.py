@@ -7,6 +7,9 @@ import time
 
 import msgspec
 
+# The key of a request's `extra_args` that holds its own limit of draft tokens a step.
+DRAFT_LIMIT = "minedraft_num_speculative_tokens"
+
 
 class Mode(enum.StrEnum):
     """How often the target visits a request, and therefore what overlaps."""
@@ -40,16 +43,26 @@ class Span(msgspec.Struct, frozen=True):
         return max(0, self.end_us - self.start_us)
 
 
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How the target draws a request's tokens: at `temperature`, above 0, with the noise of `seed`, beginning after `prompt_len` tokens."""
+
+    temperature: float
+    seed: int
+    prompt_len: int
+
+
 class DraftItem(msgspec.Struct, frozen=True, array_like=True):
     """What the drafter has to learn about one request before it drafts for it.
 
     The first `base` tokens of its context are known to the drafter; `tokens` follow them. At most `limit` tokens are of use.
+    `sampling` is none for a greedy request.
     """
 
     request_id: str
     base: int
     tokens: list[int]
     limit: int
+    sampling: Sampling | None = None
 
 
 class DraftBatch(msgspec.Struct, frozen=True, tag="draft"):
@@ -64,8 +77,8 @@ class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
     """The drafter's answer to the order with the same `round`.
 
     `tokens` is [n, k], row i for `request_ids[i]`; a row is empty where the drafter had no room for the request.
-    `logprobs` is [n, k] or none; `distributions` is [n, k, vocabulary] or none, and only then may tokens be sampled:
-    without distributions they are the argmax.
+    `logprobs` is [n, k] or none; `distributions` is [n, k, vocabulary] or none. Without distributions a token is the argmax, or drawn
+    with the noise that the target uses at its place: either way a function of the context and that noise.
     """
 
     round: int

@@ -17,35 +17,42 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 from server import dashboard
-from server.completions import CompletionRunner
+from server.chat import ChatEndpoint
+from server.chat_protocol import ChatRequest
+from server.chat_responses import ChatChunk, ChatCompletion
+from server.completions import CompletionEndpoint
 from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
+from server.limits import KeyLimits
 from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
 from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
-from server.responses import json_schema
-from server.routes import (
-    IGNORED_FIELDS_HEADER,
-    CompletionService,
-    completion_router,
-    health_router,
-    hidden_token_ids,
-    metrics_router,
-    model_router,
-)
+from server.rendering import ChatRenderer
+from server.responses import Completion, json_schemas
+from server.routes import GENERATING_PATHS, generation_router, health_router, metrics_router, model_router
+from server.runner import Runner
+from server.service import IGNORED_FIELDS_HEADER, Service
 from server.settings import Settings
+from server.tokenization import DetokenizeBody, Tokenization, TokenizeBody, tokenization_router
 
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document; completion bodies are read by hand, so their schemas are added here."""
+        """The OpenAPI document; bodies are read by hand, so their schemas are added here."""
         if self.openapi_schema is None:
             document = get_openapi(title=self.title, version=self.version, routes=self.routes)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            request = CompletionRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas |= request.pop("$defs", {}) | {"CompletionRequest": request} | json_schema()[1]
+            for request in (CompletionRequest, ChatRequest, TokenizeBody, DetokenizeBody):
+                schema = request.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas |= schema.pop("$defs", {}) | {request.__name__: schema}
+            # FastAPI's own refusal of parameters never comes: a path's part is always a string.
+            for operation in (operation for path in document["paths"].values() for operation in path.values()):
+                operation["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            schemas |= json_schemas(Completion, ChatCompletion, ChatChunk)[1]
             self.openapi_schema = document
         return self.openapi_schema
 
@@ -76,17 +83,11 @@ def create_app(
     app = _Application(title="MineDraft", version=version, lifespan=lifespan, redirect_slashes=False)
     tokenizer, model = engine.get_tokenizer(), engine.model_config
     models = settings.served_model_name or (settings.model or model.model,)
-    service = CompletionService(
-        engine=engine,
-        settings=settings,
-        lifecycle=lifecycle,
-        reader=PromptReader(tokenizer, model, executor),
-        runner=CompletionRunner(engine, tokenizer, report),
-        models=models,
-        defaults=model.get_diff_sampling_param(),
-        hidden_ids=hidden_token_ids(tokenizer),
-    )
-    app.include_router(completion_router(service))
+    service = Service(settings, lifecycle, Runner(engine, report), models)
+    completions = CompletionEndpoint(engine, PromptReader(tokenizer, model, executor), settings.max_choices)
+    renderer = ChatRenderer(engine, settings)
+    app.include_router(generation_router(service, completions, ChatEndpoint(engine, renderer)))
+    app.include_router(tokenization_router(Tokenization(engine, renderer), models, settings.max_body_bytes))
     app.include_router(model_router(models, model.model, model.max_model_len, int(time.time())))
     app.include_router(health_router(engine, lifecycle, version))
     app.include_router(metrics_router(registries))
@@ -100,6 +101,9 @@ def create_app(
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     # The last one added is the outermost.
+    per_key = (settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
+    if settings.api_key and any(per_key):
+        app.add_middleware(KeyLimits, concurrent=per_key[0], per_minute=per_key[1], paths=GENERATING_PATHS)
     if settings.api_key:
         keys = [key.get_secret_value() for key in settings.api_key]
         open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]

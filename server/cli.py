@@ -68,9 +68,9 @@ def serve(context: typer.Context) -> None:
         return
     with _one_message():
         if "--help-engine" in arguments:
-            from server.launch import engine_parser
+            from server.launch import serve_parser
 
-            typer.echo(engine_parser().format_help())
+            typer.echo(serve_parser().format_help())
             return
         settings, engine_arguments = load_settings(arguments)
         from server.logs import configure_logging

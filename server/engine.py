@@ -45,6 +45,14 @@ class Engine(Protocol):
         """A `ModelConfig`; untyped because vLLM's own class declares more than a protocol can match."""
 
     @property
+    def vllm_config(self) -> Any:
+        """vLLM's configuration, of which the names of the parsers are used."""
+
+    @property
+    def renderer(self) -> Any:
+        """vLLM's renderer of the model, with its tokenizer."""
+
+    @property
     def errored(self) -> bool:
         """True once the engine is dead; it does not recover."""
 
@@ -56,11 +64,16 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run one request. Closing or cancelling the generator aborts it.
 
         Raises vLLM's client errors for a request that cannot be served and `EngineDeadError` when the engine is dead.
         """
+
+    def check_admission(self, n: int = 1) -> None:
+        """Raise vLLM's GracefulHTTPError if the queue has no room for `n` more requests."""
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests by id; unknown ids are ignored."""

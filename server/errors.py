@@ -27,8 +27,8 @@ RETRY_AFTER_SECONDS = 5
 class ErrorDetail(BaseModel):
     """What went wrong and what to change."""
 
-    message: str
-    type: str
+    message: str = Field(description="what went wrong and what to change, for people")
+    type: str = Field(description="the kind of fault by status, such as invalid_request_error, authentication_error or server_error")
     param: str | None = Field(description="the field at fault")
     code: str | None = Field(description="a fixed word for the kind of fault")
 
@@ -36,7 +36,7 @@ class ErrorDetail(BaseModel):
 class ErrorResponse(BaseModel):
     """The body of every response with a status of 400 or more."""
 
-    error: ErrorDetail
+    error: ErrorDetail = Field(description="the fault")
 
 
 class APIError(Exception):

@@ -8,44 +8,41 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
+from fastapi import APIRouter
 from prometheus_client import REGISTRY
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
-from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
+from server.admin import admin_router
 from server.app import create_app
 from server.dashboard import Dashboard, dashboard_router
 from server.lifecycle import Lifecycle, bind, serve
 from server.logs import log_drafter
+from server.rendering import check_chat
 from server.settings import Settings
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
+EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
 # Compiling takes minutes on two cores, and a C++ compiler.
-EMBEDDED_FLAGS = ("--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "16")
+EMBEDDED_CPU_FLAGS = ("--enforce-eager", *EMBEDDED_FLAGS)
 EMBEDDED_DRAFT_TOKENS = 4
 
 
-class _EngineParser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; `minedraft serve --help` lists the own flags, `--help-engine` vLLM's")
-
-
-def engine_parser() -> FlexibleArgumentParser:
+def serve_parser() -> FlexibleArgumentParser:
     """A parser of vLLM's engine flags. It raises ConfigError for what it does not know."""
-    return AsyncEngineArgs.add_cli_args(_EngineParser(prog="minedraft serve", add_help=False, allow_abbrev=False))
+    return engine_parser("minedraft serve", "`minedraft serve --help` lists the own flags, `--help-engine` vLLM's")
 
 
 async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
@@ -60,17 +57,22 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         settings = with_embedded(settings)
         dashboard = Dashboard()
         reader, address, metrics = _open_feed(settings, stack, dashboard)
-        target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
+        target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
+        if runs_on_cpu():
+            target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
         drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
         config = PipelineConfig(
             speculative=settings.speculative_config or MineDraftConfig(),
             drafter=drafter,
             target_cores=target_cores,
             feed_address=address,
+            control_address=f"{address}-control" if settings.enable_admin else None,
         )
+        routers = _admin_routers(settings, config, stack)
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
+        check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
-        engine = _start_engine(args)
+        engine = start_engine(args)
         stack.callback(engine.shutdown)
         reader.start()
         stack.callback(reader.close)
@@ -83,7 +85,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
             settings,
             lifecycle=lifecycle,
             registries=registries,
-            routers=[dashboard_router(dashboard, lambda: lifecycle.draining)],
+            routers=[*routers, dashboard_router(dashboard, lambda: lifecycle.draining)],
             report=lambda record: feed.push([record]),
         )
         return await serve(app, lifecycle, settings, sock)
@@ -118,8 +120,15 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    own = (*names, *(EMBEDDED_FLAGS if embedded else ()))
-    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(engine_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
+    flags = EMBEDDED_CPU_FLAGS if runs_on_cpu() else EMBEDDED_FLAGS
+    own = (*names, *(flags if embedded else ()))
+    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(serve_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
+    if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
+        level = settings.per_request_spec_decode_metrics
+        # A request may ask for the report at any time; counting costs an addition a step.
+        args = replace(args, per_request_spec_decode_metrics="summary" if level == "none" else level)
+    if args.otlp_traces_endpoint is not None and args.disable_log_stats:
+        raise ConfigError("--otlp-traces-endpoint: spans are made of vLLM's statistics, which --disable-log-stats turns off; remove one")
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args
@@ -148,6 +157,16 @@ def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int
     return (target, tuple(free)) if target else (tuple(free), drafter)
 
 
+def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack) -> list[APIRouter]:
+    if config.control_address is None:
+        return []
+    if not settings.api_key:
+        raise ConfigError("--enable-admin: name an API key with --api-key or --api-key-file, so that not everybody changes the mode")
+    control = ControlClient(config.control_address)
+    stack.callback(control.close)
+    return [admin_router(control)]
+
+
 def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tuple[FeedReader, str, PipelineMetrics]:
     levels = ServiceLevels(
         *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
@@ -173,22 +192,6 @@ def _set_environment(settings: Settings) -> None:
     # At its level "info" vLLM fills screens; its warnings are enough beside our own lines.
     level = "warning" if settings.log_level == "info" else settings.log_level
     os.environ.setdefault("VLLM_LOGGING_LEVEL", level.upper())
-
-
-def _start_engine(args: AsyncEngineArgs) -> AsyncLLM:
-    if args.model.startswith(("/", "./", "../", "~")) and not Path(args.model).expanduser().exists():
-        raise ConfigError(f"--model: there is nothing at {args.model}")
-    try:
-        config = args.create_engine_config()
-    except ValidationError as error:
-        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise ConfigError(f"the engine cannot be configured: {faults}") from error
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the engine cannot be configured: {error}") from error
-    try:
-        return AsyncLLM.from_vllm_config(config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats)
-    except RuntimeError as error:
-        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error
 
 
 def _end_on_sigterm() -> None:

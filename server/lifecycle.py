@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from server.connection import HalfClosableProtocol
 from server.engine import Engine
 from server.errors import unavailable
 from server.flights import Flights
@@ -81,6 +83,11 @@ class HTTPServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=HalfClosableProtocol,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                ssl_ca_certs=None if settings.ssl_ca_certs is None else str(settings.ssl_ca_certs),
+                ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
                 host=settings.host,
                 port=settings.port,
                 log_config=None,
@@ -127,6 +134,7 @@ async def serve(app: FastAPI, lifecycle: Lifecycle, settings: Settings, sock: so
     """Serve until a signal or the engine's death; the exit code of the process. The caller shuts the engine down."""
     server = HTTPServer(app, lifecycle, settings)
     host, port = sock.getsockname()[:2]
-    _logger.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    _logger.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[sock])
     return server.exit_code

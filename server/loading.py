@@ -132,6 +132,8 @@ def _engine_arguments(name: str, value: Any) -> list[str]:
 
 
 def _explain(fault: Any, given: Given) -> str:
+    if not fault["loc"]:
+        return str(fault["msg"].removeprefix("Value error, "))
     name = str(fault["loc"][0])
     origin, value = given[name]
     message = fault["msg"].removeprefix("Value error, ")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vllm.logprobs import Logprob
-from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
+from server.chat_responses import ChatLogprobs, ContentLogprob, TokenLogprob
+from server.detokenizing import TokenTexts
 from server.engine import Tokenizer
 from server.prompts import Prompt
 from server.responses import Logprobs
@@ -19,16 +18,44 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 Positions = Sequence[Mapping[int, Logprob] | None]
 
 
+class ChatLogprobWriter:
+    """Writes one choice's log-probabilities in the form of chat: each token with the `count` likeliest tokens at its position.
+
+    The texts and their bytes, put together, make the choice's text, special tokens included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], count: int) -> None:
+        self._texts = TokenTexts(tokenizer, before)
+        self._count = count
+
+    def tokens(self, token_ids: Sequence[int], positions: Positions) -> ChatLogprobs:
+        """The part of newly generated tokens."""
+        return ChatLogprobs([self._token(token_id, position or {}) for token_id, position in zip(token_ids, positions, strict=True)])
+
+    def _token(self, token_id: int, position: Mapping[int, Logprob]) -> ContentLogprob:
+        text = self._texts.next(token_id)
+        likeliest = sorted(position.items(), key=lambda item: -item[1].logprob)[: self._count]
+        return ContentLogprob(
+            text,
+            max(position[token_id].logprob, _LOWEST) if token_id in position else _LOWEST,
+            list(text.encode()),
+            [self._alternative(text if other == token_id else entry.decoded_token or "", entry) for other, entry in likeliest],
+        )
+
+    @staticmethod
+    def _alternative(text: str, entry: Logprob) -> TokenLogprob:
+        return TokenLogprob(text, max(entry.logprob, _LOWEST), None if _REPLACEMENT in text else list(text.encode()))
+
+
 class LogprobWriter:
     """Writes one choice's log-probabilities. `hidden` tokens do not show in the text; `before` are the tokens that come before it.
 
-    A token's text is what it adds to the choice's text, found by the detokenizer that makes the text: a token that ends inside a character
-    adds nothing, and the one that completes the character adds all of it.
+    A token's text is what it adds to the choice's text.
     """
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], before: Sequence[int]) -> None:
         self._hidden = hidden
-        self._detokenizer = _detokenizer(tokenizer, list(before))
+        self._texts = TokenTexts(tokenizer, before)
         self._offset = 0
 
     def prompt(self, prompt: Prompt, positions: Positions) -> Logprobs:
@@ -44,8 +71,7 @@ class LogprobWriter:
     def _write(self, token_ids: Sequence[int], positions: Positions) -> Logprobs:
         part = Logprobs([], [], [], [])
         for token_id, position in zip(token_ids, positions, strict=True):
-            self._detokenizer.update([token_id], stop_terminated=False)
-            text = self._detokenizer.get_next_output_text(finished=False, delta=True)
+            text = self._texts.next(token_id)
             part.text_offset.append(self._offset)
             part.tokens.append(text)
             part.token_logprobs.append(None if position is None else max(position[token_id].logprob, _LOWEST))
@@ -75,18 +101,3 @@ def _alternatives(token_id: int, text: str, position: Mapping[int, Logprob]) -> 
                 name = f"token_id:{other}"
             alternatives[name] = max(entry.logprob, _LOWEST)
     return alternatives
-
-
-def _detokenizer(tokenizer: Tokenizer, before: list[int]) -> IncrementalDetokenizer:
-    request = EngineCoreRequest(
-        request_id="",
-        prompt_token_ids=before,
-        mm_features=None,
-        sampling_params=SamplingParams(skip_special_tokens=False),
-        pooling_params=None,
-        arrival_time=0.0,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-    return IncrementalDetokenizer.from_new_request(tokenizer, request)

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.completions import Tally
 from server.errors import APIError, bad_request, from_engine
+from server.jobs import Tally
 
 _access = logging.getLogger("minedraft.access")
 
@@ -79,23 +79,29 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] == "http" and scope["path"] not in self._open_paths and not self._allowed(scope):
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        key = self._key(scope)
+        if key is None:
             headers = {"WWW-Authenticate": 'Basic realm="MineDraft", charset="UTF-8"' if scope["path"] in self._pages else "Bearer"}
             message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
             await APIError(401, message, code="invalid_api_key", headers=headers).response()(scope, receive, send)
             return
+        scope["state"]["api_key"] = key
         await self._app(scope, receive, send)
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _key(self, scope: Scope) -> int | None:
+        """Which of the keys the request bears."""
         scheme, _, key = (_header(scope, b"authorization") or b"").partition(b" ")
         key = key.strip()
         if scheme.lower() == b"basic" and scope["path"] in self._pages:
             key = _password(key)
         elif scheme.lower() != b"bearer":
-            return False
+            return None
         digest = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+        return matches.index(True) if any(matches) else None
 
 
 def _password(credentials: bytes) -> bytes:

@@ -101,8 +101,6 @@ class PromptReader:
         keep = request.truncate_prompt_tokens
         if keep is None:
             return token_ids
-        if keep == 0:
-            raise bad_request("truncate_prompt_tokens is 0, which leaves no prompt; give at least 1, or -1", "truncate_prompt_tokens")
         if keep == -1:
             keep = max(1, self._max_model_len - max(request.max_tokens, 1))
         return token_ids if len(token_ids) <= keep else token_ids[-keep:]
@@ -110,14 +108,20 @@ class PromptReader:
     def _check_length(self, request: CompletionRequest, length: int, index: int) -> None:
         if length == 0:
             raise bad_request(f"prompt {index} is empty; give at least one token of text", "prompt", "empty_prompt")
-        wanted = max(request.max_tokens, 1)
-        if length + wanted > self._max_model_len:
-            raise bad_request(
-                f"this model's context is {self._max_model_len} tokens, but {length + wanted} were asked for: {length} in the prompt and"
-                f" {wanted} to generate; shorten the prompt or lower max_tokens",
-                "prompt" if length >= self._max_model_len else "max_tokens",
-                "context_length_exceeded",
-            )
+        check_length(length, max(request.max_tokens, 1), self._max_model_len, "prompt", "max_tokens")
+
+
+def check_length(length: int, wanted: int, max_model_len: int, source: str, limit: str) -> None:
+    """Raise APIError where a prompt of `length` tokens and `wanted` more do not fit; `source` and `limit` are their fields."""
+    if length + wanted <= max_model_len:
+        return
+    raise bad_request(
+        # Clients know this fault by OpenAI's words.
+        f"This model's maximum context length is {max_model_len} tokens, but {length + wanted} were asked for: {length} in the prompt and"
+        f" {wanted} to generate; shorten the prompt or lower {limit}",
+        source if length >= max_model_len else limit,
+        "context_length_exceeded",
+    )
 
 
 def _split(source: str | list[str] | list[int] | list[list[int]]) -> tuple[list[str], list[list[int]]]:

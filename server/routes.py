@@ -3,107 +3,167 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import vllm
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
-from starlette.requests import ClientDisconnect
+from pydantic import BaseModel, Field
 
-from server.completions import CompletionRunner, Job
-from server.engine import Engine, Tokenizer
-from server.errors import APIError, ErrorResponse, bad_request, from_engine, unavailable
-from server.flights import ClientGoneError, StoppedError
+from server.engine import Engine
+from server.errors import ErrorResponse, error_type, unavailable
 from server.lifecycle import Lifecycle
-from server.prompts import PromptReader
-from server.protocol import CompletionRequest
-from server.responses import as_json, json_schema
-from server.sampling import build_params
-from server.settings import Settings
-from server.streaming import EventStream
+from server.service import Endpoint, Service, check_model
 
-IGNORED_FIELDS_HEADER = "X-MineDraft-Ignored-Fields"
-_TRACE_HEADERS = ("traceparent", "tracestate")
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The request cannot be served as it stands"},
-    401: {"description": "The API key is missing or wrong"},
-    404: {"description": "No such model"},
-    413: {"description": "The body is too large"},
-    415: {"description": "The body is not JSON"},
-    500: {"description": "The server failed"},
-    503: {"description": "The queue is full or the server is shutting down; see Retry-After"},
+GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+
+_ERRORS: dict[int, tuple[str, str, str | None, str | None]] = {
+    400: (
+        "The request cannot be served as it stands",
+        "temperature cannot be 3: input should be less than or equal to 2",
+        "temperature",
+        "invalid_value",
+    ),
+    401: (
+        "The API key is missing or wrong",
+        "the API key is missing or wrong; send it as: Authorization: Bearer KEY",
+        None,
+        "invalid_api_key",
+    ),
+    404: ("No such model", "the model 'x' does not exist; served: y", "model", "model_not_found"),
+    413: (
+        "The body is larger than --max-body-bytes",
+        "the body is larger than 1048576 bytes; send less or raise --max-body-bytes",
+        None,
+        "body_too_large",
+    ),
+    415: (
+        "The body is not JSON",
+        "Content-Type is 'text/plain'; send JSON with Content-Type: application/json",
+        None,
+        "unsupported_media_type",
+    ),
+    429: (
+        "The API key is at one of its limits; see Retry-After",
+        "this key already has 8 requests running; wait for one to end",
+        None,
+        "rate_limit_exceeded",
+    ),
+    500: ("The server failed", "the server failed to complete the request", None, "internal_error"),
+    503: (
+        "The queue is full or the server is shutting down; see Retry-After",
+        "the server is shutting down and takes no new requests",
+        None,
+        "shutting_down",
+    ),
 }
-ERRORS: dict[int | str, dict[str, Any]] = {status: {**entry, "model": ErrorResponse} for status, entry in _ERRORS.items()}
 
 
-@dataclass(frozen=True)
-class CompletionService:
-    """Everything a completion needs."""
-
-    engine: Engine
-    settings: Settings
-    lifecycle: Lifecycle
-    reader: PromptReader
-    runner: CompletionRunner
-    models: Sequence[str]
-    defaults: dict[str, Any]
-    hidden_ids: frozenset[int]
-
-    async def answer(self, http: Request) -> Response:
-        """Check the request, run it, and answer it whole or as a stream. Raises APIError."""
-        self.lifecycle.admit()
-        request = CompletionRequest.parse(await _read_body(http, self.settings.max_body_bytes))
-        job = await self._job(http, request)
-        self.lifecycle.admit()
-        headers = _ignored_header(request.ignored_fields)
-        tally = http.state.tally
-        if request.stream:
-            return EventStream(lambda: self.runner.stream(job, tally), self.lifecycle.flights, headers)
-        completion = await self.lifecycle.flights.run(self.runner.complete(job, tally), http.receive)
-        return Response(as_json(completion), headers=headers, media_type="application/json")
-
-    async def _job(self, http: Request, request: CompletionRequest) -> Job:
-        model = self.models[0] if request.model is None else request.model
-        if model not in self.models:
-            raise _unknown_model(model, self.models)
-        if request.n > self.settings.max_n:
-            raise bad_request(f"n is {request.n}; at most {self.settings.max_n} choices are allowed", "n")
-        params = build_params(request, self.defaults)
-        prompts = await self.reader.read(request, self.settings.max_choices)
-        state = http.state
-        name = state.request_id if state.own_id else f"{state.request_id}-{uuid.uuid4().hex[:8]}"
-        hidden = self.hidden_ids if request.skip_special_tokens else frozenset()
-        trace = {key: http.headers[key] for key in _TRACE_HEADERS if key in http.headers}
-        return Job(f"cmpl-{name}", model, request, prompts, params, hidden, trace or None)
+def _error(status: int) -> dict[str, Any]:
+    description, message, param, code = _ERRORS[status]
+    example = {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+    return {"model": ErrorResponse, "description": description, "content": {"application/json": {"example": example}}}
 
 
-def completion_router(service: CompletionService) -> APIRouter:
-    """POST /v1/completions."""
-    router = APIRouter()
-    schema, _ = json_schema()
-    body = {"required": True, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionRequest"}}}}
-    ok = {
-        "description": "The completion, or with stream: true its chunks as server-sent events",
-        "content": {"application/json": {"schema": schema}, "text/event-stream": {"schema": {"type": "string"}}},
+ERRORS: dict[int | str, dict[str, Any]] = {status: _error(status) for status in _ERRORS}
+
+
+class ModelCard(BaseModel):
+    """A name that the model is served under."""
+
+    id: str = Field(description="the name")
+    object: Literal["model"] = Field(default="model", description="the kind of object")
+    created: int = Field(description="when the server started, in seconds since 1970")
+    owned_by: str = Field(default="minedraft", description="always the same")
+    root: str = Field(description="folder or name of the model")
+    parent: None = Field(default=None, description="never set")
+    max_model_len: int = Field(description="tokens that prompt and answer may have together")
+
+
+class ModelList(BaseModel):
+    """All names."""
+
+    object: Literal["list"] = Field(default="list", description="the kind of object")
+    data: list[ModelCard] = Field(description="one card for each name")
+
+
+class Health(BaseModel):
+    """The server takes requests."""
+
+    status: Literal["ok"] = Field(default="ok", description="always the same")
+
+
+class Load(BaseModel):
+    """How busy the server is."""
+
+    server_load: int = Field(description="requests that are being answered")
+
+
+class Versions(BaseModel):
+    """What runs here."""
+
+    version: str = Field(description="version of MineDraft")
+    vllm: str = Field(description="version of vLLM")
+
+
+def json_body(schema: str) -> dict[str, Any]:
+    """The OpenAPI description of a body that is read by hand."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(schema)}}}}
+
+
+def _reference(schema: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _answer(whole: str, chunk: str) -> dict[str, Any]:
+    content = {"anyOf": [_reference(chunk), _reference("ErrorResponse")]}
+    data = {"anyOf": [{"const": "[DONE]"}, {"type": "string", "contentMediaType": "application/json", "contentSchema": content}]}
+    choice = {"index": 0, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    text = {"message": {"role": "assistant", "content": "Hello!", "refusal": None}} if whole == "ChatCompletion" else {"text": " there."}
+    example = {
+        "id": "chatcmpl-1" if whole == "ChatCompletion" else "cmpl-1",
+        "created": 1764500000,
+        "model": "SmolLM2-135M-Instruct",
+        "choices": [{**choice, **text}],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+        "object": "chat.completion" if whole == "ChatCompletion" else "text_completion",
+    }
+    return {
+        "description": f"`{whole}`, or with stream: true a stream of server-sent events, each a `{chunk}`, the last one `[DONE]`",
+        "content": {
+            "application/json": {"schema": _reference(whole), "example": example},
+            "text/event-stream": {"schema": {"type": "object", "properties": {"data": data}, "required": ["data"]}},
+        },
     }
 
-    @router.post("/v1/completions", responses={**ERRORS, 200: ok}, openapi_extra={"requestBody": body}, response_class=Response)
+
+def generation_router(service: Service, completions: Endpoint, chat: Endpoint) -> APIRouter:
+    """POST /v1/completions and POST /v1/chat/completions."""
+    router = APIRouter()
+
+    @router.post(
+        "/v1/completions",
+        responses={**ERRORS, 200: _answer("Completion", "Completion")},
+        openapi_extra=json_body("CompletionRequest"),
+        response_class=Response,
+    )
     async def create_completion(request: Request) -> Response:
         """Complete one or several prompts."""
-        try:
-            return await service.answer(request)
-        except (ClientGoneError, ClientDisconnect):
-            return Response(status_code=499)
-        except StoppedError:
-            raise unavailable("the server is shutting down before the request was complete", "shutting_down") from None
-        except Exception as error:
-            raise from_engine(error) from error
+        return await service.answer(request, completions)
+
+    @router.post(
+        "/v1/chat/completions",
+        responses={**ERRORS, 200: _answer("ChatCompletion", "ChatChunk")},
+        openapi_extra=json_body("ChatRequest"),
+        response_class=Response,
+    )
+    async def create_chat_completion(request: Request) -> Response:
+        """Answer a conversation."""
+        return await service.answer(request, chat)
 
     return router
 
@@ -111,54 +171,49 @@ def completion_router(service: CompletionService) -> APIRouter:
 def model_router(models: Sequence[str], root: str, max_model_len: int, created: int) -> APIRouter:
     """GET /v1/models and GET /v1/models/{id}."""
     router = APIRouter()
-    cards = {
-        name: {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "minedraft",
-            "root": root,
-            "parent": None,
-            "max_model_len": max_model_len,
-        }
-        for name in models
-    }
+    cards = {name: ModelCard(id=name, created=created, root=root, max_model_len=max_model_len) for name in models}
 
     @router.get("/v1/models", responses={401: ERRORS[401]})
-    async def list_models() -> JSONResponse:
+    async def list_models() -> ModelList:
         """All names the model is served under."""
-        return JSONResponse({"object": "list", "data": list(cards.values())})
+        return ModelList(data=list(cards.values()))
 
     @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
-    async def get_model(model: str) -> JSONResponse:
+    async def get_model(model: str) -> ModelCard:
         """One of the names."""
-        if model not in cards:
-            raise _unknown_model(model, models)
-        return JSONResponse(cards[model])
+        check_model(model, models)
+        return cards[model]
 
     return router
 
 
 def health_router(engine: Engine, lifecycle: Lifecycle, version: str) -> APIRouter:
-    """GET /health, GET and POST /ping, GET /version."""
+    """GET and HEAD /health, GET and POST /ping, GET /load, GET /version."""
     router = APIRouter()
 
     @router.get("/health", responses={503: ERRORS[503]})
+    @router.head("/health", responses={503: ERRORS[503]}, include_in_schema=False)
     @router.get("/ping", responses={503: ERRORS[503]})
+    @router.head("/ping", responses={503: ERRORS[503]}, include_in_schema=False)
     @router.post("/ping", responses={503: ERRORS[503]}, include_in_schema=False)
-    async def health() -> JSONResponse:
+    async def health() -> Health:
         """200 while requests are taken; 503 while the server drains or when its engine is dead."""
         lifecycle.admit()
         try:
             await engine.check_health()
         except Exception as error:
             raise unavailable("the engine is not healthy", "engine_dead") from error
-        return JSONResponse({"status": "ok"})
+        return Health()
+
+    @router.get("/load", responses={401: ERRORS[401]})
+    async def load() -> Load:
+        """Requests that are being answered."""
+        return Load(server_load=len(lifecycle.flights))
 
     @router.get("/version", responses={401: ERRORS[401]})
-    async def versions() -> JSONResponse:
+    async def versions() -> Versions:
         """Version of MineDraft and of vLLM."""
-        return JSONResponse({"version": version, "vllm": vllm.__version__})
+        return Versions(version=version, vllm=vllm.__version__)
 
     return router
 
@@ -188,36 +243,3 @@ def metrics_router(registries: Iterable[Collector]) -> APIRouter:
         return Response(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     return router
-
-
-def hidden_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that `skip_special_tokens` leaves out of the text."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added.items() if token.special}
-
-
-async def _read_body(http: Request, limit: int) -> bytes:
-    kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise APIError(415, f"Content-Type is {kind!r}; send JSON with Content-Type: application/json", code="unsupported_media_type")
-    too_large = APIError(413, f"the body is larger than {limit} bytes; send less or raise --max-body-bytes", code="body_too_large")
-    length = http.headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > limit:
-        raise too_large
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
-
-
-def _unknown_model(name: str, models: Sequence[str]) -> APIError:
-    return APIError(404, f"the model {name!r} does not exist; served: {', '.join(models)}", param="model", code="model_not_found")
-
-
-def _ignored_header(names: Sequence[str]) -> dict[str, str]:
-    if not names:
-        return {}
-    readable = (name.encode("ascii", "backslashreplace").decode() for name in names[:20])
-    return {IGNORED_FIELDS_HEADER: ", ".join("".join(c if c.isprintable() else "?" for c in name[:64]) for name in readable)}

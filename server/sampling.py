@@ -10,10 +10,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.structured_output.utils import grammar_is_likely_lark
 from xgrammar import Grammar
 
+from minedraft_core.types import DRAFT_LIMIT
 from server.errors import bad_request
 
 if TYPE_CHECKING:
-    from server.protocol import CompletionRequest
+    from server.protocol import GenerationRequest
 
 _INT64 = 2**64
 _DEFAULTS: dict[str, Any] = {
@@ -38,32 +39,41 @@ class ServingParams(SamplingParams):
         """Accept every combination."""
 
 
-def build_params(request: CompletionRequest, defaults: dict[str, Any]) -> ServingParams:
-    """The parameters that all choices of `request` share, with n = 1; `defaults` are the model's own.
+def build_params(
+    request: GenerationRequest,
+    defaults: dict[str, Any],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    **overrides: Any,
+) -> ServingParams:
+    """The parameters that all choices of `request` share, with n = 1; `defaults` are the model's own, `overrides` win over the request.
 
     Raises APIError or vLLM's VLLMValidationError for values out of range.
     """
     fields = {name: _first(getattr(request, name), defaults.get(name), fallback) for name, fallback in _DEFAULTS.items()}
-    return ServingParams(
-        **fields,
-        seed=request.seed,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        max_tokens=max(request.max_tokens, 1),
-        min_tokens=request.min_tokens,
-        ignore_eos=request.ignore_eos,
-        logprobs=request.logprobs,
-        prompt_logprobs=request.logprobs if request.echo else None,
-        skip_special_tokens=request.skip_special_tokens,
-        spaces_between_special_tokens=request.spaces_between_special_tokens,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        logit_bias=_logit_bias(request.logit_bias),
-        allowed_token_ids=request.allowed_token_ids,
-        bad_words=request.bad_words,
-        structured_outputs=_structured_outputs(request),
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
+    fields |= {
+        "seed": request.seed,
+        "stop": request.stop,
+        "stop_token_ids": list(dict.fromkeys([*request.stop_token_ids, *(defaults.get("stop_token_ids") or ())])),
+        "max_tokens": max_tokens,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "skip_special_tokens": request.skip_special_tokens,
+        "spaces_between_special_tokens": request.spaces_between_special_tokens,
+        "include_stop_str_in_output": request.include_stop_str_in_output,
+        "logit_bias": _logit_bias(request.logit_bias),
+        "allowed_token_ids": request.allowed_token_ids,
+        "bad_words": request.bad_words,
+        "structured_outputs": structured_outputs(request),
+        "output_kind": RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        "extra_args": None if request.num_speculative_tokens is None else {DRAFT_LIMIT: request.num_speculative_tokens},
+        "skip_clone": True,
+    }
+    return ServingParams(**{**fields, **overrides})
 
 
 def for_choice(params: ServingParams, choice: int) -> ServingParams:
@@ -103,7 +113,8 @@ def _check_grammar(grammar: str) -> None:
         raise bad_request(f"structured_outputs.grammar cannot be parsed: {str(error).rpartition('] ')[2]}", "structured_outputs") from None
 
 
-def _structured_outputs(request: CompletionRequest) -> StructuredOutputsParams | None:
+def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+    """The constraint on the text that the client asks for. Raises APIError for one that contradicts itself or cannot be read."""
     form = request.response_format
     if form is None or form.type == "text":
         constraint = request.structured_outputs

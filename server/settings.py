@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig
@@ -44,6 +44,10 @@ def _as_speculative(value: Any) -> Any:
     return value if isinstance(value, MineDraftConfig) else MineDraftConfig.parse(value)
 
 
+def _as_object(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
 def _usable_key(key: SecretStr) -> SecretStr:
     if not key.get_secret_value().strip():
         raise ValueError("a key cannot be empty")
@@ -62,6 +66,7 @@ Keys = Annotated[tuple[Annotated[SecretStr, AfterValidator(_usable_key)], ...], 
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode, BeforeValidator(_as_cores)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Object = Annotated[dict[str, Any], NoDecode, BeforeValidator(_as_object)]
 Speculative = Annotated[MineDraftConfig, NoDecode, BeforeValidator(_as_speculative)]
 
 
@@ -86,12 +91,45 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on, 0 to 65535; 0 takes a free one")
     api_key: Keys = Field(default=(), description="keys that clients may send as a bearer token; without one, no key is asked for")
     api_key_file: Path | None = Field(default=None, description="file with one key a line, added to `api_key`")
+    enable_admin: bool = Field(default=False, description="serve /admin, which changes the mode of a running server; needs an API key")
+    max_concurrent_per_key: int | None = Field(
+        default=None, ge=1, description="requests that one API key may have running, at least 1; needs `api_key`; none: no limit"
+    )
+    max_requests_per_minute_per_key: int | None = Field(
+        default=None, ge=1, description="requests a minute for one API key, at least 1; needs `api_key`; none: no limit"
+    )
     metrics_open: bool = Field(default=False, description="serve /metrics without a key")
     cors_allow_origins: Origins = Field(default=(), description="web origins that browsers may call from; `*` for all")
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
     max_n: int = Field(default=128, ge=1, description="largest `n` of a request, at least 1")
     max_choices: int = Field(default=1024, ge=1, description="largest number of prompts times `n` of a request, at least 1")
     drain_timeout: float = Field(default=30.0, ge=0, description="seconds that running requests get after SIGTERM, 0 or more")
+
+    ssl_certfile: Path | None = Field(default=None, description="certificate in PEM form, with those that vouch for it; serves HTTPS")
+    ssl_keyfile: Path | None = Field(
+        default=None, description="private key of the certificate; without one, it is in the certificate's file"
+    )
+    ssl_ca_certs: Path | None = Field(default=None, description="certificates in PEM form; clients must then show one that these vouch for")
+
+    chat_template: str | None = Field(default=None, description="file of the chat template, or the template; without one, the model's own")
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto", description="how the template gets a message's content: as a string or as OpenAI's list of parts"
+    )
+    default_chat_template_kwargs: Object | None = Field(
+        default=None, description="JSON object of variables for the chat template; a request's own win"
+    )
+    trust_request_chat_template: bool = Field(default=False, description="let requests bring a chat template of their own")
+    response_role: str = Field(default="assistant", min_length=1, description="role of the answer's message")
+    enable_auto_tool_choice: bool = Field(default=False, description="let the model call tools; needs `tool_call_parser`")
+    tool_call_parser: str | None = Field(default=None, description="vLLM's parser of the model's tool calls, such as `hermes`")
+    tool_parser_plugin: str | None = Field(default=None, description="Python file that registers further tool parsers")
+    tool_strict_level: Literal["auto", "function", "parameter"] = Field(
+        default="auto", description="what a grammar enforces of tool calls beyond what requests ask for"
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(default=False, description="do not show tools to the model with tool_choice none")
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = Field(
+        default="none", description="speculation metrics in every response; none: in those that ask for them"
+    )
 
     slo_ttft_ms: Milliseconds | None = Field(
         default=None, description="objective for the time to the first token, above 0 ms; none: no limit"
@@ -109,6 +147,10 @@ class Settings(BaseSettings):
         default=(), description="CPU cores of the target, such as `0-3,8`; without any, all that the drafter leaves"
     )
     drafter_cores: Cores = Field(default=(), description="CPU cores of the draft process; without any, the last one")
+    drafter_device: int | None = Field(
+        default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
+    )
+    drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -118,11 +160,27 @@ class Settings(BaseSettings):
     )
     drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
 
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        for name, needed in (
+            ("ssl_keyfile", self.ssl_certfile),
+            ("ssl_ca_certs", self.ssl_certfile),
+            ("enable_auto_tool_choice", self.tool_call_parser),
+        ):
+            if getattr(self, name) and needed is None:
+                raise ValueError(f"{flag(name)} needs {flag('tool_call_parser' if 'tool' in name else 'ssl_certfile')}")
+        for name in ("max_concurrent_per_key", "max_requests_per_minute_per_key"):
+            if getattr(self, name) is not None and not self.api_key and self.api_key_file is None:
+                raise ValueError(f"{flag(name)} needs --api-key or --api-key-file")
+        return self
+
     @property
     def drafter(self) -> DrafterConfig:
         """How the draft process is run."""
         return DrafterConfig(
             cores=self.drafter_cores,
+            device=self.drafter_device,
+            compiled=self.drafter_compiled,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,
             restart_backoff=self.drafter_restart_backoff,

@@ -1,16 +1,17 @@
-"""Sending a completion's chunks as server-sent events."""
+"""Sending a response's chunks as server-sent events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
+import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import APIError, from_engine, unavailable
 from server.flights import ClientGoneError, Flights, StoppedError
-from server.responses import DONE, Completion, as_event
+from server.responses import DONE, as_event
 
 
 class EventStream(Response):
@@ -23,7 +24,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        chunks: Callable[[], AsyncGenerator[Completion, None]],
+        chunks: Callable[[], AsyncGenerator[msgspec.Struct, None]],
         flights: Flights,
         headers: Mapping[str, str],
     ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from minedraft_core import embedded
+from minedraft_core.cache import file_sha256
 from minedraft_core.embedded import EmbeddedModelError, EmbeddedModels, cache_root, faults, locate, prepare
 
 # One conversion takes about 25 s on two free cores.
@@ -74,16 +75,32 @@ def test_target_is_a_plain_llama_checkpoint(cache: Path) -> None:
     assert "quantization_config" not in config
 
 
-def test_draft_shares_embedding_norm_and_layers(cache: Path) -> None:
+def test_draft_is_the_packed_drafter_with_the_targets_embedding(cache: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
+    from minedraft_core.drafter import DRAFT_VOCABULARY
+    from minedraft_core.training.export import unpack
+
     models = locate(cache)
+    config, weights, token_ids = unpack(embedded.PACKED_DRAFTER)
     target, draft = load_file(models.target / "model.safetensors"), load_file(models.draft / "model.safetensors")
-    assert {name for name in draft if ".layers." not in name} == {"model.embed_tokens.weight", "model.norm.weight"}
-    assert len({name.split(".")[2] for name in draft if ".layers." in name}) == embedded.DRAFT_LAYERS
-    assert all(torch.equal(weight, target[name]) for name, weight in draft.items())
+    assert torch.equal(draft["model.embed_tokens.weight"], target["model.embed_tokens.weight"])
+    assert {name.split(".")[2] for name in draft if ".layers." in name} == {str(layer) for layer in range(config.num_hidden_layers)}
+    assert all(torch.equal(draft[name], weight.to(torch.bfloat16)) for name, weight in weights.items())
+    assert torch.equal(load_file(models.draft / DRAFT_VOCABULARY)["token_ids"], token_ids)
     assert (models.draft / "tokenizer.json").read_bytes() == (models.target / "tokenizer.json").read_bytes()
+
+
+def test_packed_drafter_is_the_one_that_the_recipe_names() -> None:
+    assert file_sha256(embedded.PACKED_DRAFTER) == embedded.PACKED_DRAFTER_SHA256
+    assert embedded.PACKED_DRAFTER.stat().st_size <= 12_000_000
+
+
+def test_missing_drafter_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PACKED_DRAFTER", tmp_path / "none")
+    with pytest.raises(EmbeddedModelError, match=r"SHA-256 missing.*Install this package again"):
+        embedded._checked_drafter()
 
 
 def test_tokenizer_splits_digits_and_reads_text_back(cache: Path) -> None:
@@ -160,7 +177,7 @@ def test_unusable_cache_folder_is_explained(tmp_path: Path) -> None:
 def test_failed_conversion_gives_its_reason(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(EmbeddedModelError, match=r"could not be converted: .*config\.json"):
-        embedded._run_conversion("truncate", tmp_path, tmp_path / "out", layers=1)
+        embedded._convert("minedraft_core.conversion", "truncate", tmp_path, tmp_path / "out", "--layers", "1")
 
 
 @pytest.mark.parametrize(

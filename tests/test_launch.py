@@ -96,3 +96,28 @@ def test_embedded_model_takes_little_memory_unless_told(monkeypatch: pytest.Monk
 def test_what_vllm_does_not_take_is_refused(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="--help-engine"):
         read_engine_args(Settings(model="m"), arguments)
+
+
+def test_spans_need_statistics() -> None:
+    with pytest.raises(ConfigError, match="--disable-log-stats"):
+        read_engine_args(Settings(model="m"), ["--otlp-traces-endpoint", "http://x", "--disable-log-stats"])
+
+
+def test_every_request_may_ask_how_it_was_speculated() -> None:
+    assert read_engine_args(Settings(model="m", speculative_config=DRAFTING), []).per_request_spec_decode_metrics == "summary"
+    assert read_engine_args(Settings(model="m"), []).per_request_spec_decode_metrics == "none"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"tool_call_parser": "no_such"}, "--tool-call-parser: 'no_such'"), ({"chat_template": "/no/such/file"}, "--chat-template")],
+)
+def test_parsers_and_templates_are_checked_before_the_engine_loads(values: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        launch.check_chat(Settings(**values), "")
+
+
+def test_reasoning_parsers_are_checked_too() -> None:
+    launch.check_chat(Settings(tool_call_parser="hermes"), "deepseek_r1")
+    with pytest.raises(ConfigError, match="--reasoning-parser: 'no_such'"):
+        launch.check_chat(Settings(), "no_such")

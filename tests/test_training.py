@@ -143,23 +143,27 @@ def test_soft_loss_is_the_kl_divergence_where_all_tokens_are_noted():
     torch.manual_seed(0)
     own, other = torch.randn(5, 8), torch.randn(5, 8)
     logprobs, ids = other.log_softmax(-1).sort(-1, descending=True)
-    soft, hard = losses(own, ids, logprobs)
+    soft, hard, miss = losses(own, ids, logprobs)
     expected = torch.nn.functional.kl_div(own.log_softmax(-1), other.log_softmax(-1), log_target=True, reduction="none").sum(-1)
     assert torch.allclose(soft, expected, atol=1e-4)
     assert torch.allclose(hard, torch.nn.functional.cross_entropy(own, other.argmax(-1), reduction="none"))
+    assert torch.allclose(miss, (own.softmax(-1) - other.softmax(-1)).abs().sum(-1) / 2, atol=1e-5), "the total variation distance"
 
 
 def test_tokens_outside_the_draft_vocabulary_leave_the_loss():
     own = torch.tensor([[2.0, 1.0, 0.0]])
     logprobs = torch.tensor([[0.5, 0.3, 0.2]]).log()
-    soft, hard = losses(own, torch.tensor([[-1, 0, 1]]), logprobs)
+    soft, hard, miss = losses(own, torch.tensor([[-1, 0, 1]]), logprobs)
     seen = torch.tensor([0.6, 0.4])
     expected = (seen * (seen.log() - own.log_softmax(-1)[0, :2])).sum()
     assert soft.item() == pytest.approx(expected.item(), abs=1e-3)
     assert hard.item() == 0
+    q = own.softmax(-1)[0]
+    assert miss.item() == pytest.approx(1 - min(q[0].item(), 0.3) - min(q[1].item(), 0.2), abs=1e-6)
 
 
-def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus, tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"miss_weight": 0.5}, {"optimizer": "muon"}])
+def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus, tmp_path, changes):
     drafter, heard = start_of(target), []
     for weight in drafter.trained().values():
         if weight.ndim == 2:
@@ -168,23 +172,24 @@ def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus
     texts = references(target, prompts, tokens=16, sample=True, seed=0, batch=8)
     before = evaluate(drafter, texts, k=4, seed=0)["overall"].length
     first: list[Step] = []
-    distill(drafter, corpus, plan_of(steps=300, batch_rows=32), tmp_path, on_step=first.append, stop_at=1)
-    distill(drafter, corpus, plan_of(steps=300, batch_rows=32), tmp_path, on_step=heard.append)
+    distill(drafter, corpus, plan_of(steps=300, batch_rows=32, **changes), tmp_path, on_step=first.append, stop_at=1)
+    distill(drafter, corpus, plan_of(steps=300, batch_rows=32, **changes), tmp_path, on_step=heard.append)
     assert heard[-1].soft < 0.7 * first[0].soft
     assert heard[-1].step == 300
     assert evaluate(drafter, texts, k=4, seed=0)["overall"].length > before
 
 
-def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(target, corpus, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(target, corpus, tmp_path, optimizer):
     whole, broken = start_of(target), start_of(target)
-    distill(whole, corpus, plan_of(), tmp_path / "whole")
-    assert distill(broken, corpus, plan_of(), tmp_path / "broken", stop_at=8) == 8
+    distill(whole, corpus, plan_of(optimizer=optimizer), tmp_path / "whole")
+    assert distill(broken, corpus, plan_of(optimizer=optimizer), tmp_path / "broken", stop_at=8) == 8
     resumed = start_of(target, seed=99)
-    assert distill(resumed, corpus, plan_of(), tmp_path / "broken") == 20
+    assert distill(resumed, corpus, plan_of(optimizer=optimizer), tmp_path / "broken") == 20
     for name, weight in whole.trained().items():
         assert torch.equal(weight, resumed.trained()[name]), name
     with pytest.raises(ValueError, match="other settings"):
-        distill(start_of(target), corpus, plan_of(learning_rate=1e-4), tmp_path / "broken")
+        distill(start_of(target), corpus, plan_of(optimizer=optimizer, learning_rate=1e-4), tmp_path / "broken")
 
 
 def test_known_acceptances_are_counted_exactly():
@@ -235,7 +240,7 @@ def test_packed_drafter_comes_back_within_half_a_step(target, tmp_path):
     (tmp_path / "target" / "tokenizer.json").write_text("{}")
     pack(drafter, tmp_path / "drafter.safetensors")
     (tmp_path / "drafter.md").write_text("card")
-    assemble(tmp_path / "target", tmp_path / "out", tmp_path / "drafter.safetensors")
+    assemble(tmp_path / "drafter.safetensors", tmp_path / "target", tmp_path / "out")
     loaded = Drafter.load(tmp_path / "out", CPU, torch.float32)
     assert loaded.token_ids.tolist() == [1, 2, 5, 40]
     for name, weight in drafter.trained().items():
@@ -258,7 +263,7 @@ def test_a_drafter_for_another_target_is_refused(target, tmp_path):
     small = LlamaConfig(vocab_size=48, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
     LlamaForCausalLM(small).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match=r"\(64, 32\).*\(48, 32\)"):
-        assemble(tmp_path / "small", tmp_path / "out", tmp_path / "drafter.safetensors")
+        assemble(tmp_path / "drafter.safetensors", tmp_path / "small", tmp_path / "out")
 
 
 def test_prompts_are_read_from_lines_and_json(tmp_path: Path):

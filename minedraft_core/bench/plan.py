@@ -1,4 +1,4 @@
-"""What a benchmark does: which engines it starts, on which cores, and which runs each of them makes."""
+"""What a benchmark does: which engines it starts, on which cores or devices, and which runs each of them makes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
 
 ALL_CORES = "off-all-cores"
+NATIVE = "native"
+_SHARED = "-shared"
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,26 @@ class Cores:
     drafter: tuple[int, ...]
 
 
+NO_CORES = Cores((), ())
+
+
 @dataclass(frozen=True)
 class Arm:
-    """One engine of the benchmark. `name` is the row's mode; plain decoding on the drafter's cores too has a name of its own."""
+    """One engine of the benchmark. `name` is the row's mode; plain decoding on the drafter's cores too has a name of its own.
+
+    On GPUs an arm has no cores. `shared` puts the drafter on the target's own device, `native` is vLLM's own speculative decoding.
+    """
 
     name: str
     mode: Mode
     cores: Cores
+    shared: bool = False
+    native: bool = False
+
+    @property
+    def extra_devices(self) -> int:
+        """CUDA devices beside the target's."""
+        return int(self.mode is not Mode.OFF and not self.shared and not self.native)
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,8 @@ class Plan:
     """The runs of every arm: at each concurrency `warmup` that leave no figures, then `repeats`.
 
     All of that is done `rounds` times, with engines started anew. `acceptance` is the probability of a replay, None for none.
+    `acceptance_length` is the mean that vLLM's synthetic acceptance keeps, None for drafts that are verified; `prompt_tokens` the length
+    of random prompts, None for prompts of a file.
     """
 
     target: str
@@ -45,6 +62,9 @@ class Plan:
     warmup: int
     rounds: int
     acceptance: float | None
+    acceptance_length: float | None = None
+    prompt_tokens: int | None = None
+    compiled_drafter: bool = False
 
 
 def read_cores(flag: str, text: str) -> tuple[int, ...]:
@@ -95,11 +115,21 @@ def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:
     return tuple(arms)
 
 
+def gpu_arms_of(modes: Sequence[str]) -> tuple[Arm, ...]:
+    """The engines for these modes on GPUs, in the order given. Raises ConfigError for a mode that is unknown or named twice."""
+    possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in Mode}
+    possible |= {f"{mode}{_SHARED}": Arm(f"{mode}{_SHARED}", mode, NO_CORES, shared=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
+    possible[NATIVE] = Arm(NATIVE, Mode.SEQUENTIAL, NO_CORES, native=True)
+    if not modes or len(set(modes)) != len(modes) or set(modes) - set(possible):
+        raise ConfigError(f"--modes: {','.join(modes)!r} is not possible; name each of {', '.join(possible)} at most once")
+    return tuple(possible[mode] for mode in modes)
+
+
 def check(plan: Plan) -> Plan:
     """The plan itself. Raises ConfigError where it cannot be carried out."""
     modes = {arm.mode for arm in plan.arms}
     if modes != {Mode.OFF} and (not plan.draft or plan.num_tokens < 1):
-        raise ConfigError("--draft and --num-speculative-tokens: sequential and parallel need a drafter and at least 1 token")
+        raise ConfigError("--draft and --num-speculative-tokens: speculation needs a drafter and at least 1 token")
     if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:
         raise ConfigError(f"--concurrency: {','.join(map(str, plan.concurrency))!r} is not possible; give numbers of at least 1, each once")
     if plan.acceptance is not None and plan.arms[0].mode is not Mode.OFF:

@@ -30,6 +30,8 @@ DEFINITIONS = {
     "overhead_ms": "Median time of scheduling and bookkeeping for a pass of the steady state.",
     "hidden_share": "Time of drafting during passes of the target over all time of drafting, in the steady state.",
     "acceptance_length": "1 + accepted tokens / verified drafts.",
+    "gpus": "CUDA devices in use; with one more than the target's the drafter has a device of its own.",
+    "native": "vLLM's own speculative decoding, V1 runner; what its passes take is not measured.",
     "predicted_ratio": (
         "(V(C) + D(C)) / (2 max(V(C/2), D(C/2))), V = verify_ms and D = draft_ms: "
         "at C from the sequential row, at C/2 from the parallel row, each side of which has C/2 requests."
@@ -51,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     acceptance_length: float | None
     drafted: int | None
     accepted: int | None
-    verify_ms: float
+    verify_ms: float | None
     draft_ms: float | None
     gap_ms: float | None
     hidden_share: float | None
@@ -65,6 +67,7 @@ class Row(msgspec.Struct, frozen=True):
     steps: int
     target_cores: tuple[int, ...]
     drafter_cores: tuple[int, ...]
+    gpus: int = 0
 
 
 class BenchmarkFile(msgspec.Struct, frozen=True):
@@ -82,16 +85,24 @@ class BenchmarkFile(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
-def rows_of(plan: Plan, figures: Mapping[tuple[Arm, int], Figures]) -> list[Row]:
-    """A row for each arm and concurrency that has figures, by concurrency."""
-    return [_row(plan, arm, count, figures) for count in plan.concurrency for arm in plan.arms if (arm, count) in figures]
+def rows_of(plan: Plan, figures: Mapping[tuple[Arm, int], Figures], target_gpus: int = 0) -> list[Row]:
+    """A row for each arm and concurrency that has figures, by concurrency. `target_gpus` is the target's number of GPUs, 0 on CPU."""
+    return [_row(plan, arm, count, figures, target_gpus) for count in plan.concurrency for arm in plan.arms if (arm, count) in figures]
 
 
-def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm, int], Figures]) -> Row:
+def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm, int], Figures], target_gpus: int) -> Row:
     figures = all_figures[arm, concurrency]
     speculates = arm.mode is not Mode.OFF
+    gpus = target_gpus + arm.extra_devices if target_gpus else 0
+    # A parallel row is compared with the sequential one on the same devices, all others with the one on devices of its own.
+    shared = arm.shared and arm.mode is Mode.PARALLEL
     sequential = next(
-        (found for (other, count), found in all_figures.items() if other.mode is Mode.SEQUENTIAL and count == concurrency), None
+        (
+            found
+            for (other, count), found in all_figures.items()
+            if other.mode is Mode.SEQUENTIAL and not other.native and other.shared == shared and count == concurrency
+        ),
+        None,
     )
     return Row(
         mode=arm.name,
@@ -100,17 +111,17 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         k=plan.num_tokens if speculates else 0,
         concurrency=concurrency,
         tokens_per_second=figures.tokens_per_second,
-        tokens_per_second_per_gpu=None,
+        tokens_per_second_per_gpu=figures.tokens_per_second / gpus if gpus else None,
         acceptance_length=figures.acceptance_length,
         drafted=figures.drafted,
         accepted=figures.accepted,
-        verify_ms=figures.verify_ms,
+        verify_ms=None if arm.native else figures.verify_ms,
         draft_ms=figures.draft_ms,
         gap_ms=figures.gap_ms,
         hidden_share=figures.hidden_share,
         predicted_ratio=_prediction(sequential, figures) if arm.mode is Mode.PARALLEL and concurrency > 1 else None,
         sequential_ratio=figures.tokens_per_second / sequential.tokens_per_second if sequential else None,
-        acceptance=f"replayed p={plan.acceptance:g}" if speculates and plan.acceptance is not None else None,
+        acceptance=_acceptance(plan) if speculates else None,
         tokens_per_second_whole=figures.tokens_per_second_whole,
         tokens_per_second_runs=figures.tokens_per_second_runs,
         wait_ms=figures.wait_ms,
@@ -118,7 +129,14 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         steps=figures.steps,
         target_cores=arm.cores.target,
         drafter_cores=arm.cores.drafter if speculates else (),
+        gpus=gpus,
     )
+
+
+def _acceptance(plan: Plan) -> str | None:
+    if plan.acceptance is not None:
+        return f"replayed p={plan.acceptance:g}"
+    return None if plan.acceptance_length is None else f"synthetic length {plan.acceptance_length:g}"
 
 
 def _prediction(sequential: Figures | None, parallel: Figures) -> float | None:
@@ -163,7 +181,21 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
     result = Table(title=_title(plan), caption=_caption(plan), caption_justify="left", box=SIMPLE_HEAD)
     result.add_column("C", justify="right")
     result.add_column("mode", no_wrap=True)
-    for name in ("tok/s", "x off", "x seq", "predicted", "accepted", "verify ms", "draft ms", "gap ms", "wait ms", "hidden", "whole run"):
+    on_gpus = any(row.gpus for row in rows)
+    for name in (
+        "tok/s",
+        *(("/GPU",) if on_gpus else ()),
+        "x off",
+        "x seq",
+        "predicted",
+        "accepted",
+        "verify ms",
+        "draft ms",
+        "gap ms",
+        "wait ms",
+        "hidden",
+        "whole run",
+    ):
         result.add_column(name, justify="right")
     for index, row in enumerate(rows):
         off = next((other for other in rows if other.mode == Mode.OFF and other.concurrency == row.concurrency), None)
@@ -171,6 +203,7 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
             str(row.concurrency),
             row.mode,
             _shown(row.tokens_per_second, 1),
+            *((_shown(row.tokens_per_second_per_gpu, 1),) if on_gpus else ()),
             _shown(row.tokens_per_second / off.tokens_per_second if off else None, 2),
             _shown(row.sequential_ratio, 2),
             _shown(row.predicted_ratio, 2),
@@ -205,9 +238,13 @@ def _caption(plan: Plan) -> str:
     lines = [
         "tok/s is decode throughput in the steady state: all C requests run, no prompt run is in progress; whole run counts prompts too.",
         f"{plan.max_tokens} tokens a request, greedy; medians over {measured} runs, {plan.warmup * plan.rounds} to warm up left out.",
-        f"Target on cores {_listed(cores.target)}, drafter on {_listed(cores.drafter)}; off uses the target's cores, off-all-cores both.",
+        f"Target on cores {_listed(cores.target)}, drafter on {_listed(cores.drafter)}; off uses the target's cores, off-all-cores both."
+        if cores.target
+        else "The drafter has a GPU of its own, in shared modes the target's; native is vLLM's own speculative decoding (V1 runner).",
         "predicted is x seq by (V(C) + D(C)) / (2 max(V(C/2), D(C/2))); accepted is the acceptance length.",
     ]
+    if plan.acceptance_length is not None:
+        lines.append(f"Acceptance: synthetic, mean length {plan.acceptance_length:g}, whatever is drafted.")
     if plan.acceptance is not None:
         lines.append(f"Acceptance: replayed p={plan.acceptance:g}; the drafter works as ever, its tokens come from what off wrote.")
     return "\n".join(lines)

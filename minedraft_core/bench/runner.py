@@ -24,6 +24,10 @@ class Engine(Protocol):
         """Token ids of the prompts, as a user's turn where the tokenizer has a chat template."""
         ...
 
+    def random_prompts(self, count: int, length: int) -> list[list[int]]:
+        """Random token ids, the same on every call."""
+        ...
+
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
         """Exactly `max_tokens` greedy tokens for each prompt, all started together; the time from the first request to the last token."""
         ...
@@ -33,8 +37,11 @@ class Engine(Protocol):
         ...
 
 
-Start = Callable[[PipelineConfig], AbstractContextManager[Engine]]
-"""Starts an engine."""
+SHARED_DEVICE = 0
+"""The device of the target's first rank, which drives the drafter."""
+
+Start = Callable[[Arm, PipelineConfig], AbstractContextManager[Engine]]
+"""Starts an arm's engine."""
 
 Tell = Callable[[str], None]
 """Takes a line on what is being done."""
@@ -52,8 +59,8 @@ def run_benchmark(plan: Plan, texts: Sequence[str], start: Start, recordings: Pa
             tell(f"{arm.name}: starting the engine ({turn + 1} of {plan.rounds})")
             if arm.mode is not Mode.OFF and plan.acceptance is not None:
                 recordings.write_bytes(msgspec.json.encode(recorded))
-            with start(pipeline_of(plan, arm, recordings)) as engine:
-                prompts = engine.tokenize(texts)
+            with start(arm, pipeline_of(plan, arm, recordings)) as engine:
+                prompts = _prompts(plan, engine, texts)
                 for concurrency in plan.concurrency:
                     for index in range(plan.warmup + plan.repeats):
                         tell(f"{arm.name}: {concurrency} requests, run {index + 1} of {plan.warmup + plan.repeats}")
@@ -70,11 +77,23 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
     """The configuration of one arm's engine."""
     if arm.mode is Mode.OFF:
         return PipelineConfig(target_cores=arm.cores.target)
-    drafter = DrafterConfig(cores=arm.cores.drafter)
+    device = SHARED_DEVICE if arm.shared else None
+    drafter = DrafterConfig(
+        cores=arm.cores.drafter,
+        device=device,
+        compiled=plan.compiled_drafter,
+        synthetic_acceptance_length=plan.acceptance_length,
+    )
     if plan.acceptance is not None:
         drafter = DrafterConfig(cores=arm.cores.drafter, replay=str(recordings), replay_acceptance=plan.acceptance)
     speculative = MineDraftConfig(model=plan.draft, num_speculative_tokens=plan.num_tokens, is_parallel=arm.mode is Mode.PARALLEL)
     return PipelineConfig(speculative=speculative, drafter=drafter, target_cores=arm.cores.target)
+
+
+def _prompts(plan: Plan, engine: Engine, texts: Sequence[str]) -> list[list[int]]:
+    if plan.prompt_tokens is None:
+        return engine.tokenize(texts)
+    return engine.random_prompts(max(plan.concurrency) * (plan.warmup + plan.repeats), plan.prompt_tokens)
 
 
 def _run(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:

@@ -22,7 +22,8 @@ _TRAINING = """## Training
 The target wrote all the text itself: {tokens:.1f} million tokens in conversations of {length} tokens, user turns at temperature
 {user_temperature:g}, answers at {temperatures}; {prompts} outside prompts. The drafter read {read:.0f} million tokens in {steps} steps
 and learnt the target's next-token distribution (forward KL divergence; its {top} most likely tokens, and the rest as one; weight {soft:g})
-and its most likely token (cross-entropy; weight {hard:g}). AdamW, learning rate {rate:g}, seeds {text_seed} (text) and {seed} (training).
+and its most likely token (cross-entropy; weight {hard:g}){miss}.
+{optimizer}, learning rate {rate:g}, seeds {text_seed} (text) and {seed} (training).
 
 ## Cost
 
@@ -65,8 +66,10 @@ def model_card(report: dict[str, Any]) -> str:
         read=report["tokens_read"] / 1e6,
         steps=report["steps"],
         top=corpus["top"],
-        soft=1 - plan["hard_weight"],
+        soft=round(1 - plan["hard_weight"] - plan["miss_weight"], 6),
         hard=plan["hard_weight"],
+        miss=f", and to be rejected seldom (weight {plan['miss_weight']:g})" if plan["miss_weight"] else "",
+        optimizer={"adamw": "AdamW", "muon": "Muon for the matrices, AdamW for the rest"}[plan["optimizer"]],
         rate=plan["learning_rate"],
         text_seed=corpus["seed"],
         seed=plan["seed"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import transformers
@@ -161,8 +161,15 @@ def train(
     batch_rows: Annotated[int, typer.Option(help="Conversations a step.", min=1)] = 32,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-3,
     hard_weight: Annotated[
-        float, typer.Option(help="Weight of the target's most likely token in the loss; the rest is KL divergence.", min=0, max=1)
+        float,
+        typer.Option(
+            help="Weight of the target's most likely token in the loss; what the weights leave is for KL divergence.", min=0, max=1
+        ),
     ] = 0.3,
+    miss_weight: Annotated[
+        float, typer.Option(help="Weight of the probability that a sampled draft is rejected; for drafters that draw.", min=0, max=1)
+    ] = 0.0,
+    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="AdamW, or Muon for the matrices.")] = "adamw",
     user_weight: Annotated[float, typer.Option(help="Weight of tokens outside answers.", min=0, max=1)] = 0.2,
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out prompts of the target's own.", min=50)] = 1000,
@@ -184,7 +191,21 @@ def train(
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     text = CorpusPlan(shards, rows, length, top, _degrees(temperatures), user_temperature, seed)
     limit = minutes * 60 if minutes else None
-    plan = DistillPlan(steps, batch_rows, learning_rate, hard_weight, user_weight, seed, limit, evaluate_every, compile=compile_model)
+    if hard_weight + miss_weight > 1:
+        raise typer.BadParameter("with --hard-weight it comes to more than 1; lower one of them", param_hint="--miss-weight")
+    plan = DistillPlan(
+        steps,
+        batch_rows,
+        learning_rate,
+        hard_weight,
+        user_weight,
+        seed,
+        limit,
+        evaluate_every,
+        compile=compile_model,
+        miss_weight=miss_weight,
+        optimizer=optimizer,
+    )
     extra = read_prompts(prompts) if prompts else []
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(where).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(target)
@@ -234,7 +255,7 @@ def train(
     }
     if evaluation_prompts:
         # What is shipped is evaluated: the weights after their way through 8 bits.
-        assemble(target, out / "packed", out / "drafter.safetensors")
+        assemble(out / "drafter.safetensors", target, out / "packed")
         asked = _evaluation_prompts(evaluation_prompts, template, tokenizer)
         shipped = Drafter.load(out / "packed", where, dtype)
         report["acceptance"] = judge.acceptance(shipped, judge.references(asked), repeats=8)

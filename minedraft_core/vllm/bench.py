@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NoReturn
 
-from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.feed import FeedMessage, FeedReader
 from minedraft_core.types import Record, Span, StepRecord, now_us
-from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.args import engine_parser, natively, runs_on_cpu, start_engine, with_pipeline
 
 _END_SECONDS = 30.0
 _RECORDS_SECONDS = 10.0
 _POLL_SECONDS = 0.01
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
-class _EngineParser(FlexibleArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; `minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's")
+def device_name() -> str:
+    """What the benchmark runs on: `cpu`, or the name of the CUDA device."""
+    return "cpu" if runs_on_cpu() else str(current_platform.get_device_name())
 
 
 def engine_args(model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str]) -> AsyncEngineArgs:
     """vLLM's arguments for these limits and further flags. Raises ConfigError for a flag or value that vLLM does not take."""
-    parser = AsyncEngineArgs.add_cli_args(_EngineParser(prog="minedraft bench engine", add_help=False, allow_abbrev=False))
+    parser = engine_parser(
+        "minedraft bench engine", "`minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's"
+    )
     parser.set_defaults(model=model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, disable_log_stats=True)
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
     if args.max_num_seqs is not None and args.max_num_seqs < max_num_seqs:
@@ -63,6 +66,12 @@ class BenchEngine:
         else:
             tokens = tokenizer.encode(prompt)
         return list(tokens)
+
+    def random_prompts(self, count: int, length: int) -> list[list[int]]:
+        """`count` prompts of `length` random token ids, the same on every call."""
+        generator = random.Random(0)  # noqa: S311 -- no secret
+        vocabulary = self._engine.model_config.get_vocab_size()
+        return [[generator.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
         """Exactly `max_tokens` greedy tokens for each prompt, all started together; the time from the first request to the last token.
@@ -106,6 +115,32 @@ class BenchEngine:
 @contextmanager
 def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
     """An engine, ended with the block. Raises ConfigError where it cannot be started."""
+    with _recorded(lambda watched: with_pipeline(args, watched), config) as engine:
+        yield engine
+
+
+@contextmanager
+def native_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
+    """vLLM's own speculative decoding on GPUs with the same models, ended with the block.
+
+    Runs on vLLM's V1 runner, whose drafter is compiled: vLLM's V2 drafter has no CUDA graphs and is slower. Only the scheduler is ours,
+    to record the passes. Raises ConfigError where it cannot be started.
+    """
+    if runs_on_cpu():
+        raise ConfigError("native: vLLM's own speculative decoding is compared on GPUs only")
+    runner = os.environ.get(_RUNNER)
+    os.environ[_RUNNER] = "0"
+    try:
+        with _recorded(lambda watched: natively(args, watched), config) as engine:
+            yield engine
+    finally:
+        os.environ.pop(_RUNNER)
+        if runner is not None:
+            os.environ[_RUNNER] = runner
+
+
+@contextmanager
+def _recorded(arrange: Callable[[PipelineConfig], AsyncEngineArgs], config: PipelineConfig) -> Iterator[BenchEngine]:
     records: list[Record] = []
 
     def keep(message: FeedMessage) -> None:
@@ -113,7 +148,7 @@ def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[Benc
 
     with tempfile.TemporaryDirectory(prefix="minedraft-") as folder, asyncio.Runner() as runner, ExitStack() as stack:
         address = f"ipc://{folder}/feed"
-        piped = with_pipeline(args, config.model_copy(update={"feed_address": address}))
+        piped = arrange(config.model_copy(update={"feed_address": address}))
         reader = FeedReader(address, [keep])
         reader.start()
         stack.callback(reader.close)
@@ -123,12 +158,4 @@ def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[Benc
 
 
 async def _started(args: AsyncEngineArgs) -> AsyncLLM:
-    try:
-        return AsyncLLM.from_engine_args(args)
-    except ValidationError as error:
-        faults = "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
-        raise ConfigError(f"the engine cannot be configured: {faults}") from error
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"the engine cannot be configured: {error}") from error
-    except RuntimeError as error:
-        raise ConfigError(f"the engine did not start; its log above has the cause ({error})") from error
+    return start_engine(args)

@@ -8,8 +8,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from minedraft_core.sides import Cadence
-from minedraft_core.types import Side
+from minedraft_core.sides import Cadence, cadence_of
+from minedraft_core.types import Mode, Side
 
 if TYPE_CHECKING:
 
@@ -38,6 +38,13 @@ class CadenceMixin(_Base):
         for request in self.running:
             request_id = request.request_id
             request.next_decode_eligible_step = 0 if request_id in visited or request_id not in self.cadence else _NEVER
+
+    def switch(self, mode: Mode) -> None:
+        """Go on in another mode with the requests that take part. Call between two steps."""
+        members = [request_id for side in Side for request_id in self.cadence.members(side)]
+        self.cadence = cadence_of(mode)
+        for request_id in members:
+            self.cadence.admit(request_id)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)

@@ -30,6 +30,9 @@ class RuleEngine:
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         return [[len(prompt)] * len(prompt) for prompt in prompts]
 
+    def random_prompts(self, count: int, length: int) -> list[list[int]]:
+        return [[length] * length for _ in range(count)]
+
     def generate(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[list[int]], Span]:
         self._log.append(("run", [len(prompt) for prompt in prompts]))
         self._pending = [step(0, 0, 50, running=len(prompts), prompt=True)]
@@ -45,7 +48,7 @@ class RuleEngine:
 
 def starter(log: list[Any]) -> Start:
     @contextmanager
-    def start(config: PipelineConfig) -> Iterator[RuleEngine]:
+    def start(arm: Arm, config: PipelineConfig) -> Iterator[RuleEngine]:
         replayed = None
         if config.drafter.replay is not None:
             replayed = msgspec.json.decode(Path(config.drafter.replay).read_bytes())

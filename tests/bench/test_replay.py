@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 
 from minedraft_core.types import DraftBatch, DraftItem
 from minedraft_core.vllm.cpu.contexts import DraftContexts
 from minedraft_core.vllm.cpu.model import Query
+from minedraft_core.vllm.cpu.noise import Draw
 from minedraft_core.vllm.cpu.replay import Replay, ReplayLoop
 
 PROMPT = list(range(100, 120))
@@ -68,11 +68,12 @@ class CountingModel:
     def __init__(self) -> None:
         self.passes: list[list[tuple[list[int], int]]] = []
 
-    def logits(self, queries: Sequence[Query]) -> torch.Tensor:
+    def run(self, queries: Sequence[Query]) -> None:
         self.passes.append([(list(query.tokens), query.start) for query in queries])
-        logits = torch.zeros(len(queries), 300)
-        logits[:, 7] = 1.0
-        return logits
+
+    def choose(self, queries: Sequence[Query], draws: Sequence[Draw | None]) -> list[int]:
+        self.run(queries)
+        return [7 for _ in draws]
 
 
 def test_the_drafter_does_the_work_of_one_whose_tokens_were_accepted(tmp_path: Path) -> None:

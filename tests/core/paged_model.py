@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import torch
-
 VOCABULARY = 1009
 _SEED = 7
 
 
 def _extend(state, token):
     return hash((state, token)) & 0xFFFFFFFFFFFF
+
+
+def _choose(state, draw):
+    return (state if draw is None else hash((state, draw))) % VOCABULARY
 
 
 def continuation(context, count):
@@ -32,20 +34,31 @@ class PagedModel:
         self._entries = {}
         self.passes = []
 
-    def logits(self, queries):
+    @staticmethod
+    def token(context, draw):
+        """What follows a context, drawn."""
+        state = _SEED
+        for token in context:
+            state = _extend(state, token)
+        return _choose(state, draw)
+
+    def run(self, queries):
+        self.choose(queries, [None] * len(queries))
+
+    def choose(self, queries, draws):
         self.passes.append([(len(query.tokens), query.start) for query in queries])
         owners = [block for query in queries for block in query.blocks]
         assert len(owners) == len(set(owners)), "two requests share a block"
         assert all(0 < block < self._num_blocks for block in owners), "block 0 is for padding"
-        logits = torch.zeros(len(queries), VOCABULARY)
-        for row, query in enumerate(queries):
+        chosen = []
+        for query, draw in zip(queries, draws, strict=True):
             assert query.tokens
             state = self._read(query)
             for position, token in enumerate(query.tokens, start=query.start):
                 before, state = state, _extend(state, token)
                 self._entries[self._slot(query, position)] = before, state
-            logits[row, state % VOCABULARY] = 1.0
-        return logits
+            chosen.append(_choose(state, draw))
+        return chosen
 
     def _slot(self, query, position):
         return query.blocks[position // self._block_size], position % self._block_size

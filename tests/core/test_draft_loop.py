@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from paged_model import VOCABULARY, PagedModel, continuation
 
 from minedraft_core.ledger import Context, DraftLedger
-from minedraft_core.types import DraftBatch, DraftItem
+from minedraft_core.types import DraftBatch, DraftItem, Sampling
 from minedraft_core.vllm.cpu import draft_loop
 from minedraft_core.vllm.cpu.contexts import DraftContexts, OutOfSyncError
 from minedraft_core.vllm.cpu.draft_loop import DraftLoop
+from minedraft_core.vllm.cpu.noise import Draw, SeedStream
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -44,6 +45,27 @@ def test_each_request_gets_as_many_drafts_as_its_limit():
     batch = DraftBatch(1, 4, [DraftItem(name, 0, [1, 2, 3], limit) for name, limit in limits.items()])
     assert loop.answer(batch).tokens == [continuation([1, 2, 3], limit) for limit in limits.values()]
     assert [len(queries) for queries in model.passes] == [3, 3, 2, 1], "nobody is run further than asked"
+
+
+def drawn(prompt, output, count, sampling):
+    """The continuation of a sampling request: the model's state and the draw that belongs to the place decide."""
+    stream, context, tokens = SeedStream(sampling.seed), [*prompt, *output], []
+    for index in range(len(output), len(output) + count):
+        tokens.append(PagedModel.token([*context, *tokens], Draw(sampling.temperature, stream.at(index))))
+    return tokens
+
+
+def test_a_sampling_request_is_drawn_for_with_the_noise_of_each_place():
+    loop, _ = loop_of()
+    prompt, sampling = [1, 2, 3, 4], Sampling(0.7, 99, 4)
+    order = DraftBatch(1, 3, [DraftItem("a", 0, prompt, 3, sampling), DraftItem("b", 0, [5, 6], 3)])
+    assert loop.answer(order).tokens == [drawn(prompt, [], 3, sampling), continuation([5, 6], 3)]
+    output = [7, 8, 9]
+    later = DraftBatch(2, 3, [DraftItem("a", 4, output, 3, sampling)])
+    assert loop.answer(later).tokens == [drawn(prompt, output, 3, sampling)]
+    loop.forget(["a"])
+    anew = DraftBatch(3, 3, [DraftItem("a", 0, [*prompt, *output], 3, sampling)])
+    assert loop.answer(anew).tokens == [drawn(prompt, output, 3, sampling)], "a drafter started anew draws the same"
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minedraft_core.ledger import Context, DraftLedger
-from minedraft_core.types import DraftItem, DraftResult, Span
+from minedraft_core.types import DraftItem, DraftResult, Sampling, Span
 
 
 def answer(batch, rows):
@@ -19,6 +19,12 @@ def test_an_order_carries_only_what_is_new():
     assert second.items == [DraftItem("a", 3, [4, 5], 2), DraftItem("b", 0, [7], 4)]
     assert (first.round, second.round) == (1, 2)
     assert second.num_tokens == 4
+
+
+def test_an_order_says_how_a_request_is_drawn():
+    sampling = Sampling(0.5, 7, 3)
+    batch = DraftLedger().order({"a": Context([1, 2, 3], 9, sampling)}, 4)
+    assert batch.items == [DraftItem("a", 0, [1, 2, 3], 4, sampling)]
 
 
 def test_an_answer_counts_once_and_only_for_the_open_order():

@@ -21,6 +21,7 @@ HISTOGRAMS = (
     "minedraft_verify_gap_seconds",
     "minedraft_drafter_wait_seconds",
     "minedraft_accepted_tokens_per_draft",
+    "minedraft_inter_token_latency_seconds",
 )
 PLAIN = (
     "minedraft_draft_busy_seconds_total",
@@ -293,3 +294,16 @@ def test_reading_while_records_come_in():
     assert not errors
     assert value(metrics, "minedraft_draft_tokens_total") == messages
     assert value(metrics, "minedraft_verify_step_duration_seconds_count") == messages
+
+
+def test_the_time_between_tokens_counts_each_token():
+    metrics = make()
+    metrics.observe(request(first=1.0, end=3.0, tokens=5))
+    metrics.observe(request(first=1.0, end=2.0, tokens=1))
+    metrics.observe(request(first=0.0, end=0.02, tokens=11))
+    metrics.observe(request(tokens=9, reason="abort"))
+    name = "minedraft_inter_token_latency_seconds"
+    assert value(metrics, f"{name}_count") == 14
+    assert value(metrics, f"{name}_sum") == pytest.approx(2.02)
+    buckets = {limit: metrics.registry.get_sample_value(f"{name}_bucket", {"le": limit}) for limit in ("0.001", "0.002", "0.25", "0.5")}
+    assert buckets == {"0.001": 0, "0.002": 10, "0.25": 10, "0.5": 14}

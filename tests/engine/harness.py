@@ -20,6 +20,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
+from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedReader
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
@@ -52,7 +53,9 @@ class Engine:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        full = with_pipeline(args, config.model_copy(update={"feed_address": address}))
+        control = f"{address}-control"
+        full = with_pipeline(args, config.model_copy(update={"feed_address": address, "control_address": control}))
+        self.control = ControlClient(control)
         self.llm: AsyncLLM = self.call(self._build(full))
 
     @staticmethod
@@ -113,6 +116,7 @@ class Engine:
         self._thread.join()
         self.loop.close()
         self._reader.close()
+        self.control.close()
         self._folder.cleanup()
 
 

@@ -20,7 +20,10 @@ async def colours(page: Page) -> set[str]:
     """Which of the legend's colours are on the canvas."""
     found: list[str] = await page.evaluate("""() => {
         const canvas = document.getElementById("lanes");
-        const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const copy = Object.assign(document.createElement("canvas"), {width: canvas.width, height: canvas.height});
+        const context = copy.getContext("2d", {willReadFrequently: true});
+        context.drawImage(canvas, 0, 0);
+        const {data} = context.getImageData(0, 0, canvas.width, canvas.height);
         const seen = new Set();
         for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) seen.add(`rgb(${data[i]}, ${data[i + 1]}, ${data[i + 2]})`);
         return ["a", "b", "prompt", "hidden", "exposed"].filter(

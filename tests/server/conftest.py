@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from server.app import create_app
 from server.engine import Engine
 from server.lifecycle import Lifecycle, bind, serve
+from server.observation import Report, ignore
 from server.settings import ENV_PREFIX, Settings
 from tests.server.fake_engine import FakeEngine, make_tokenizer
-from tests.server.tiny_engine import start_engine, write_model
+from tests.server.tiny_engine import NUM_DRAFTS, start_engine, write_model
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Running:
 
 Start = Callable[..., Awaitable[Running]]
 
+SPECULATIVE = {"model": "draft", "num_speculative_tokens": NUM_DRAFTS}
 _ENGINE = os.environ.get("TEST_ENGINE", "fake")
 
 
@@ -133,10 +135,12 @@ def _fixtures(item: pytest.Item) -> list[str]:
 async def serving(engine: Engine) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
-        async def start(*, registries: tuple[Collector, ...] = (), routers: tuple[APIRouter, ...] = (), **values: Any) -> Running:
-            settings = Settings(**{"port": 0, "served_model_name": ["served", "alias"], **values})
+        async def start(
+            *, registries: tuple[Collector, ...] = (), routers: tuple[APIRouter, ...] = (), report: Report = ignore, **values: Any
+        ) -> Running:
+            settings = Settings(**{"port": 0, "served_model_name": ["served", "alias"], "speculative_config": SPECULATIVE, **values})
             lifecycle = Lifecycle(engine, settings.drain_timeout)
-            app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, routers=routers)
+            app = create_app(engine, settings, lifecycle=lifecycle, registries=registries, routers=routers, report=report)
             sock = bind(settings)
             port = sock.getsockname()[1]
             task = asyncio.create_task(serve(app, lifecycle, settings, sock))

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,28 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.outputs import RequestOutput
+from vllm.renderers.hf import HfRenderer
 from vllm.sampling_params import SamplingParams
+from vllm.tokenizers.hf import get_cached_tokenizer
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
+from minedraft_core.types import DRAFT_LIMIT
+
 Script = Callable[[str, SamplingParams], str]
 _EOS = "<|endoftext|>"
+# Turns and tools in plain view, so that scripts can read them.
+CHAT_TEMPLATE = (
+    "{% if tools %}<|tools|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}{% endfor %}"
+    "{% if shout is defined %}<|{{ shout }}|>{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 _WORDS = "the quick brown fox jumps over the lazy dog and runs away from a small river near the old town "
 
 
@@ -35,11 +48,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=340, special_tokens=[_EOS], initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([_WORDS * 4], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_EOS, clean_up_tokenization_spaces=False)
+    fast.add_tokens(["<think>", "</think>"])
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
 
 
 def default_script(prompt: str, params: SamplingParams) -> str:
     """`say X` says X and ends. Anything else rambles on: always the same for the same prompt and seed, unless it may not choose."""
+    if "<|user|>" in prompt:
+        prompt = prompt.rpartition("<|user|>")[2].removesuffix("<|assistant|>")
     if params.structured_outputs is not None and params.structured_outputs.choice:
         return f"{params.structured_outputs.choice[0]}{_EOS}"
     if prompt.startswith("say "):
@@ -57,6 +75,22 @@ class FakeModelConfig:
     max_logprobs: int = 20
     is_diffusion: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)
+    # What vLLM's renderer reads.
+    hf_config: Any = field(default_factory=lambda: SimpleNamespace(model_type="fake"))
+    multimodal_config: None = None
+    supports_multimodal_inputs: bool = False
+    is_multimodal_model: bool = False
+    is_encoder_decoder: bool = False
+    enable_prompt_embeds: bool = False
+    renderer_num_workers: int = 1
+    trust_remote_code: bool = False
+    revision: None = None
+    code_revision: None = None
+    tokenizer_revision: None = None
+    tokenizer: str = "fake/model"
+    served_model_name: str = "fake/model"
+    allowed_local_media_path: str = ""
+    allowed_media_domains: None = None
 
     def get_vocab_size(self) -> int:
         return self.vocab_size
@@ -69,15 +103,22 @@ class FakeModelConfig:
 class _Sequence:
     request: EngineCoreRequest
     tokens: list[int]
+    speculation: RequestSpecDecodeMetrics
     done: int = 0
 
 
 class FakeEngine:
-    """Runs up to `max_num_seqs` requests at once; each step gives each of them up to `tokens_per_step` tokens."""
+    """Runs up to `max_num_seqs` requests at once; each step gives each up to `tokens_per_step` tokens, all but one of them drafts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, tokens_per_step: int = 3, max_num_seqs: int = 16) -> None:
         self.tokenizer = tokenizer
         self.model_config = FakeModelConfig(vocab_size=len(tokenizer))
+        self.vllm_config: Any = SimpleNamespace(
+            model_config=self.model_config,
+            parallel_config=SimpleNamespace(_api_process_rank=0),
+            structured_outputs_config=SimpleNamespace(reasoning_parser=""),
+        )
+        self.renderer = HfRenderer(self.vllm_config, get_cached_tokenizer(tokenizer))
         self.script: Script = default_script
         self.tokens_per_step = tokens_per_step
         self.step_seconds = 0.0
@@ -104,6 +145,10 @@ class FakeEngine:
     def get_tokenizer(self) -> PreTrainedTokenizerFast:
         return self.tokenizer
 
+    def check_admission(self, n: int = 1) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
     async def check_health(self) -> None:
         if self.errored:
             raise EngineDeadError
@@ -111,6 +156,7 @@ class FakeEngine:
     def shutdown(self) -> None:
         if self._loop is not None:
             self._loop.cancel()
+        self.renderer.shutdown()
 
     def die(self) -> None:
         self.errored = True
@@ -132,6 +178,8 @@ class FakeEngine:
         *,
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         queue: RequestOutputCollector | None = None
         try:
@@ -165,8 +213,7 @@ class FakeEngine:
     ) -> RequestOutputCollector:
         if self.errored:
             raise EngineDeadError
-        if self.refusal is not None:
-            raise self.refusal
+        self.check_admission()
         params.verify(self.model_config, object(), None, self.tokenizer)
         params = params.clone()
         params.update_from_generation_config({}, self.tokenizer.eos_token_id)
@@ -190,7 +237,9 @@ class FakeEngine:
         self.seen.append(sent)
         text = self.script(self.tokenizer.decode(token_ids), sent.params)
         forced = [token for token, bias in (sent.params.logit_bias or {}).items() if bias == 100]
-        self._sequences[sent.request_id] = _Sequence(sent, forced * 400 or self.tokenizer.encode(text))
+        self._sequences[sent.request_id] = _Sequence(
+            sent, forced * 400 or self.tokenizer.encode(text), RequestSpecDecodeMetrics.new(self.tokens_per_step - 1)
+        )
         self._wake.set()
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
@@ -221,7 +270,8 @@ class FakeEngine:
         first = sequence.done == 0
         new: list[int] = []
         finish, stop_reason = None, None
-        while len(new) < self.tokens_per_step and finish is None:
+        drafts = min(self.tokens_per_step - 1, (params.extra_args or {}).get(DRAFT_LIMIT, self.tokens_per_step))
+        while len(new) < drafts + 1 and finish is None:
             token = sequence.tokens[sequence.done]
             new.append(token)
             sequence.done += 1
@@ -231,6 +281,8 @@ class FakeEngine:
                 finish, stop_reason = FinishReason.STOP, token
             elif sequence.done == params.max_tokens or sequence.done == len(sequence.tokens):
                 finish = FinishReason.LENGTH
+        if drafts and not first:
+            sequence.speculation.observe(drafts, len(new) - 1)
         return EngineCoreOutput(
             request_id=sequence.request.request_id,
             new_token_ids=new,
@@ -238,6 +290,7 @@ class FakeEngine:
             new_prompt_logprobs_tensors=self._prompt_logprobs(sequence, params.prompt_logprobs) if first else None,
             finish_reason=finish,
             stop_reason=stop_reason,
+            spec_decode_metrics=sequence.speculation if finish is not None else None,
         )
 
     def _logprobs(self, tokens: list[int], count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

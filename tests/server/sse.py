@@ -33,6 +33,36 @@ async def stream(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]
     return events(response)
 
 
+async def chat(client: httpx.AsyncClient, content: str = "hello", **body: Any) -> dict[str, Any]:
+    """The body of a successful chat whose last message is `content`."""
+    response = await client.post("/v1/chat/completions", json=_chat(content, body))
+    assert response.status_code == 200, response.text
+    return response.json()  # type: ignore[no-any-return]
+
+
+async def chat_stream(client: httpx.AsyncClient, content: str = "hello", **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a successful chat stream."""
+    response = await client.post("/v1/chat/completions", json={**_chat(content, body), "stream": True})
+    assert response.status_code == 200, response.text
+    return events(response)
+
+
+async def chat_refused(client: httpx.AsyncClient, status: int, **body: Any) -> dict[str, Any]:
+    """The error object of a refused chat."""
+    response = await client.post("/v1/chat/completions", json=_chat("hello", body))
+    return _error(response, status)
+
+
+def _chat(content: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "served", "messages": [{"role": "user", "content": content}], **body}
+
+
+def said(chunks: list[dict[str, Any]], index: int = 0, key: str = "content") -> str:
+    """The text that the deltas of one choice make."""
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(delta.get(key) or "" for delta in deltas)
+
+
 def joined(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text that the chunks of one choice make."""
     return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index)
@@ -40,7 +70,10 @@ def joined(chunks: list[dict[str, Any]], index: int = 0) -> str:
 
 async def refused(client: httpx.AsyncClient, status: int, **body: Any) -> dict[str, Any]:
     """The error object of a refused completion."""
-    response = await client.post("/v1/completions", json={"model": "served", **body})
+    return _error(await client.post("/v1/completions", json={"model": "served", **body}), status)
+
+
+def _error(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

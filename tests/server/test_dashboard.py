@@ -205,7 +205,11 @@ async def test_the_page_shows_the_pipeline_at_work(browser: Browser, served: Ser
         }
         assert int(await page.inner_text("#throughput")) > 0
         assert [await page.inner_text(f"#count-{side}") for side in "ab"] == ["3", "2"]
-        assert await colours(page) >= {"a", "b", "hidden", "exposed"}
+        seen: set[str] = set()
+        for _ in range(20):
+            seen |= await colours(page)
+            await asyncio.sleep(0.2)
+        assert seen >= {"a", "b", "hidden", "exposed"}, "the exposed part may be a pixel wide and blend with its neighbour"
         if folder := os.environ.get("SCREENSHOTS"):
             await page.screenshot(path=f"{folder}/dashboard.png")
         await page.click("#pause")

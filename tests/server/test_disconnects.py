@@ -109,3 +109,30 @@ async def test_every_engine_is_left_clean(client: httpx.AsyncClient, engine: Any
     writer.close()
     await until(lambda: not engine.get_num_unfinished_requests())
     await complete(client, prompt="still here")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_only_stops_sending_gets_its_answer(fake: FakeEngine, start: Start, streamed: bool) -> None:
+    running = await start()
+    fake.step_seconds = 0.02
+    reader, writer = await send(running.port, stream=streamed, max_tokens=60)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        answer = (await reader.read()).decode()
+    interim, _, final = answer.rpartition("HTTP/1.1 200 OK")
+    assert set(interim.split()) <= {"HTTP/1.1", "102", "Processing"}
+    assert '"finish_reason":"length"' in final
+    assert fake.aborted == 0
+    writer.close()
+
+
+async def test_half_a_request_is_no_request(fake: FakeEngine, start: Start) -> None:
+    running = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    await until(lambda: not running.lifecycle.flights)
+    assert not fake.seen

@@ -60,6 +60,12 @@ async def test_keys(guarded_client: httpx.AsyncClient, value: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_health_can_be_asked_for_without_a_body(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
 async def test_open_paths(guarded_client: httpx.AsyncClient, path: str) -> None:
     assert (await guarded_client.get(path)).status_code == 200
 
@@ -175,15 +181,43 @@ async def test_cors(start: Start) -> None:
 
 async def test_openapi(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
-    post = document["paths"]["/v1/completions"]["post"]
-    assert post["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/CompletionRequest"}
-    assert {"200", "400", "401", "404", "413", "415", "500", "503"} <= set(post["responses"])
-    assert post["responses"]["400"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}
-    schemas = document["components"]["schemas"]
-    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    for path, name, required in (("completions", "CompletionRequest", ["prompt"]), ("chat/completions", "ChatRequest", ["messages"])):
+        post = document["paths"][f"/v1/{path}"]["post"]
+        assert post["requestBody"]["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
+        assert {"200", "400", "401", "404", "413", "415", "429", "500", "503"} <= set(post["responses"])
+        schema = document["components"]["schemas"][name]
+        assert schema["required"] == required
+        assert schema["examples"]
     text = json.dumps(document)
     named = {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}
-    assert named <= set(schemas)
+    assert named <= set(document["components"]["schemas"])
+
+
+async def test_openapi_describes_everything(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    for name, schema in document["components"]["schemas"].items():
+        for field, about in schema.get("properties", {}).items():
+            assert about.get("description"), f"{name}.{field}"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["description"], f"{method} {path}"
+            for status, response in operation["responses"].items():
+                assert response["description"] != "Successful Response" or status == "200"
+                for media in response.get("content", {}).values():
+                    assert media.get("schema"), f"{method} {path} {status}"
+                if int(status) >= 400:
+                    assert response["content"]["application/json"]["example"]["error"]["message"], f"{method} {path} {status}"
+
+
+async def test_examples_of_the_description_work(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    for path, methods in document["paths"].items():
+        body = methods.get("post", {}).get("requestBody")
+        if body is None:
+            continue
+        name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for example in document["components"]["schemas"][name]["examples"]:
+            assert (await client.post(path, json=example)).status_code == 200, (path, example)
 
 
 async def test_access_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,7 @@ from server.sampling import ServingParams, build_params, for_choice
 
 
 def params(**fields: object) -> ServingParams:
-    return build_params(CompletionRequest.parse(msgspec.json.encode({"prompt": "x", **fields})), {})
+    return build_params(CompletionRequest.parse(msgspec.json.encode({"prompt": "x", **fields})), {}, max_tokens=16, logprobs=None)
 
 
 @pytest.mark.parametrize("fields", [{"logit_bias": {"5": 2}}, {"min_p": 0.2}])
@@ -54,8 +54,3 @@ def test_seeds_stay_64_bit(seed: int, choice: int) -> None:
     assert child is not None
     assert -(2**63) <= child < 2**63
     assert (child - seed - choice) % 2**64 == 0
-
-
-def test_echo_alone_still_asks_for_one_token() -> None:
-    built = params(max_tokens=0, echo=True, logprobs=1)
-    assert (built.max_tokens, built.prompt_logprobs) == (1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -13,6 +14,7 @@ from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.args import with_pipeline
 from tests.server.fake_engine import make_tokenizer
 
+NUM_DRAFTS = 3
 MODES = ("off", "sequential", "parallel")
 
 
@@ -36,17 +38,19 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def start_engine(folder: Path, mode: str) -> AsyncLLM:
-    """An engine in one of MODES that drafts with its own target, so that every greedy draft is accepted."""
-    speculative = {"model": str(folder), "num_speculative_tokens": 3, "is_parallel": mode == "parallel"} if mode != "off" else None
-    args = AsyncEngineArgs(
-        model=str(folder),
-        dtype="float32",
-        max_model_len=512,
-        max_num_seqs=16,
-        kv_cache_memory_bytes=64 << 20,
-        enforce_eager=True,
-        disable_log_stats=True,
-        seed=0,
-    )
+def start_engine(folder: Path, mode: str, **fields: Any) -> AsyncLLM:
+    """An engine in one of MODES that drafts with its own target, so that every greedy draft is accepted. `fields` are arguments of vLLM."""
+    speculative = {"model": str(folder), "num_speculative_tokens": NUM_DRAFTS, "is_parallel": mode == "parallel"} if mode != "off" else None
+    defaults: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "kv_cache_memory_bytes": 64 << 20,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+        "seed": 0,
+        "per_request_spec_decode_metrics": "none" if mode == "off" else "summary",
+    }
+    args = AsyncEngineArgs(**{**defaults, **fields})
     return AsyncLLM.from_engine_args(with_pipeline(args, PipelineConfig(speculative=MineDraftConfig.parse(speculative))))

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minedraft_core.types import DraftItem
+from minedraft_core.types import DraftItem, Sampling
+from minedraft_core.vllm.cpu.noise import Draw, SeedStream
 
 
 @dataclass
 class DraftContext:
-    """One request. The KV cache holds `cached` valid positions; `drafted` are the tokens last proposed after the context."""
+    """One request. The KV cache holds `cached` valid positions; `drafted` are the tokens last proposed after the context.
+
+    `sampling` tells how the target draws, and `seeds` with which noise; both are none for a greedy request.
+    """
 
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
     drafted: list[int] = field(default_factory=list)
+    sampling: Sampling | None = None
+    seeds: SeedStream | None = None
+
+    def draw(self, ahead: int) -> Draw | None:
+        """How the token `ahead` places after the context is drawn; None where it is the most likely one."""
+        if self.sampling is None or self.seeds is None:
+            return None
+        return Draw(self.sampling.temperature, self.seeds.at(len(self.tokens) - self.sampling.prompt_len + ahead))
 
     def extend(self, tokens: list[int]) -> None:
         """Take in what the target delivered; keep the KV entries of drafts it accepted.
@@ -52,6 +64,9 @@ class DraftContexts:
             known = None if context is None else len(context.tokens)
             raise OutOfSyncError(f"request {item.request_id}: the engine assumes {item.base} known tokens, known are {known}")
         context.extend(item.tokens)
+        if item.sampling != context.sampling:
+            context.sampling = item.sampling
+            context.seeds = None if item.sampling is None else SeedStream(item.sampling.seed)
         return context
 
     def reserve(self, context: DraftContext, num_drafts: int) -> bool:

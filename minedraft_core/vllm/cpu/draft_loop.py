@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
-
 from minedraft_core.types import DraftBatch, DraftResult, Span, now_us
 from minedraft_core.vllm.cpu.contexts import DraftContext, DraftContexts
 from minedraft_core.vllm.cpu.model import Query
+from minedraft_core.vllm.cpu.noise import Draw
 
 _TOKENS_A_PASS = 2048
 
@@ -17,13 +16,17 @@ _TOKENS_A_PASS = 2048
 class LanguageModel(Protocol):
     """What drafting needs of a model."""
 
-    def logits(self, queries: Sequence[Query]) -> torch.Tensor:
-        """Logits [queries, vocabulary] after each query's last token."""
+    def run(self, queries: Sequence[Query]) -> None:
+        """Fill the KV cache."""
+        ...
+
+    def choose(self, queries: Sequence[Query], draws: Sequence[Draw | None]) -> list[int]:
+        """Run the queries and give the token after each one: the most likely, or drawn."""
         ...
 
 
 class DraftLoop:
-    """Answers orders with the argmax continuation of each context."""
+    """Answers orders with the continuation of each context: the most likely one, or drawn with the noise that the target will use."""
 
     def __init__(self, model: LanguageModel, contexts: DraftContexts) -> None:
         self._model, self._contexts = model, contexts
@@ -63,7 +66,7 @@ class DraftLoop:
                     room -= count
                 if context.cached < stop:
                     rest.append((context, stop))
-            self._model.logits(queries)
+            self._model.run(queries)
             pending = rest
 
     def _draft(self, contexts: Sequence[DraftContext], num_tokens: int, limits: Sequence[int]) -> list[list[int]]:
@@ -72,7 +75,7 @@ class DraftLoop:
         drafts: list[list[int]] = [[] for _ in contexts]
         active = list(range(len(contexts)))
         for step in range(num_tokens):
-            chosen = self._model.logits(queries).argmax(dim=-1).tolist()
+            chosen = self._model.choose(queries, [contexts[index].draw(step) for index in active])
             for index, token in zip(active, chosen, strict=True):
                 drafts[index].append(token)
             active = [index for index in active if limits[index] > step + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.worker_base import get_current_attn_backends, get_supported_kv_cache_layouts, record_kv_cache_layout
 
 from minedraft_core.drafter import DRAFT_VOCABULARY
+from minedraft_core.vllm.cpu.head import DraftHead, narrow_scores
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
+from minedraft_core.vllm.cpu.noise import Draw
 
 _DEVICE = torch.device("cpu")
 _BLOCK_SIZE = 32
@@ -41,20 +43,6 @@ class Query:
     tokens: Sequence[int]
     start: int
     blocks: Sequence[int]
-
-
-class NarrowHead:
-    """The output head over the tokens that a drafter proposes; all others get no chance. Saves most of the head's cost."""
-
-    def __init__(self, weight: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """weight: [vocabulary, hidden], the whole head. token_ids: int64 [m]."""
-        self._weight, self._token_ids, self._vocabulary = weight[token_ids].contiguous(), token_ids, weight.shape[0]
-
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden] -> logits [n, vocabulary]."""
-        logits = hidden.new_full((hidden.shape[0], self._vocabulary), float("-inf"))
-        logits[:, self._token_ids] = hidden @ self._weight.T
-        return logits
 
 
 class DraftModel:
@@ -87,15 +75,12 @@ class DraftModel:
             init_distributed_environment(1, 0, f"file://{Path(folder, 'rendezvous')}", 0, backend="gloo")
             initialize_model_parallel(1, 1)
         self._model = get_model(vllm_config=vllm_config)
-        vocabulary = Path(config.model, DRAFT_VOCABULARY)
-        self._head: Callable[[torch.Tensor], torch.Tensor] = self._model.compute_logits
-        if vocabulary.exists():
-            self._head = NarrowHead(self._model.lm_head.weight, load_file(vocabulary)["token_ids"])
         vocab_size = vllm_config.model_config.get_vocab_size()
         if vocab_size != config.vocab_size:
             raise ValueError(
                 f"the draft model {config.model} has {vocab_size} tokens, the target {config.vocab_size}: they must share a tokenizer"
             )
+        self._head = self._build_head(Path(config.model, DRAFT_VOCABULARY), vocab_size)
         specs = get_kv_cache_spec(vllm_config)
         backends = get_current_attn_backends(vllm_config)
         layouts = [[layout.name for layout in get_supported_kv_cache_layouts(backends)]]
@@ -119,9 +104,24 @@ class DraftModel:
         self._cache, self._groups = cache, groups
         self.num_blocks, self.block_size = cache.num_blocks, kernel_sizes[0]
 
+    def _build_head(self, narrow: Path, vocab_size: int) -> DraftHead:
+        if not narrow.exists():
+            return DraftHead(self._model.compute_logits, torch.arange(vocab_size), vocab_size)
+        token_ids = load_file(narrow)["token_ids"]
+        return DraftHead(narrow_scores(self._model.lm_head.weight, token_ids), token_ids, vocab_size)
+
+    def run(self, queries: Sequence[Query]) -> None:
+        """Run the queries in one pass, for their entries in the KV cache."""
+        self._forward(queries)
+
     @torch.inference_mode()
-    def logits(self, queries: Sequence[Query]) -> torch.Tensor:
-        """Run the queries in one pass; logits [queries, vocabulary] after each one's last token."""
+    def choose(self, queries: Sequence[Query], draws: Sequence[Draw | None]) -> list[int]:
+        """Run the queries in one pass; the token after each one, drawn where `draws` says so, else the most likely."""
+        ends = torch.tensor([len(query.tokens) for query in queries]).cumsum(0)
+        return self._head.choose(self._forward(queries)[ends - 1], draws)
+
+    @torch.inference_mode()
+    def _forward(self, queries: Sequence[Query]) -> torch.Tensor:
         lengths = torch.tensor([len(query.tokens) for query in queries], dtype=torch.int32)
         starts = torch.tensor([query.start for query in queries], dtype=torch.int32)
         ends = torch.cumsum(lengths, 0, dtype=torch.int32)
@@ -153,6 +153,5 @@ class DraftModel:
             set_current_vllm_config(self._config),
             set_forward_context(metadata, self._config, num_tokens=tokens.numel(), slot_mapping=by_layer),
         ):
-            hidden = self._model(input_ids=tokens, positions=positions)
-        logits: torch.Tensor = self._head(hidden[(ends - 1).long()])
-        return logits
+            hidden: torch.Tensor = self._model(input_ids=tokens, positions=positions)
+        return hidden

@@ -17,17 +17,27 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from minedraft_core.config import PipelineConfig
+from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
 from minedraft_core.overlap import hidden_us
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
-from minedraft_core.types import DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.types import DRAFT_LIMIT, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
+from minedraft_core.vllm.cpu.noise import sampling_of, seeded
 from minedraft_core.vllm.scheduler import CadenceMixin
 
 _RECENT_PASSES = 16
+_NO_LIMIT = 1 << 30
 _US = 1e-6
+
+
+def _own_limit(request: Request) -> int:
+    """How many drafts a step the client allows."""
+    params = request.sampling_params
+    limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
+    return limit
 
 
 @dataclass
@@ -66,12 +76,26 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._drafting: Drafting = NoDrafting()
         if self.mode is not Mode.OFF:
             self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._records.append)
+        self._orders: Orders = NoOrders()
+        if config.control_address is not None:
+            most = self.num_drafts
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most))
         self._flush()
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in. One that samples without a seed gets a seed of its own, so that the drafter can draw as the target will."""
+        if self.vllm_config.speculative_config is not None:
+            request.sampling_params = seeded(request.sampling_params)
+        super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Collect the drafts that are due, then schedule the side whose turn it is."""
         step = self._step
         step.began_us = now_us()
+        if (order := self._orders.take()) is not None:
+            self.mode, self.num_drafts = order.mode, order.num_speculative_tokens
+            self.switch(self.mode)
+            self._records.append(ModeRecord(self.mode, self.num_drafts))
         self.begin_turn()
         due = self.cadence.members(self.due)
         if due:
@@ -115,7 +139,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
     def _order(self, scheduler_output: SchedulerOutput) -> None:
         """Order drafts for every request that this step brought forward, those of the side due next first."""
         contexts = {
-            request_id: Context(request.all_token_ids, limit)
+            request_id: Context(request.all_token_ids, limit, sampling_of(request))
             for request_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(request_id)) is not None and (limit := self._draft_limit(request)) > 0
         }
@@ -128,7 +152,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         if request.status != RequestStatus.RUNNING or request.is_prefill_chunk:
             return 0
         left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        return min(self.num_drafts, left - 1)
+        return min(self.num_drafts, left - 1, _own_limit(request))
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self._abandon(request)
@@ -197,7 +221,8 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             self._records.clear()
 
     def shutdown(self) -> None:
-        """End the drafter and the feed with the engine."""
+        """End the drafter, the feed and the control with the engine."""
+        self._orders.close()
         self._drafting.close()
         self._flush()
         self._feed.close()

@@ -1,0 +1,277 @@
+"""The draft engine: the drafter's stream, its buffers on both devices, and one CUDA graph for each batch size and way of choosing tokens.
+
+A job runs on streams of its own. The pack is copied to the drafter's device, a prompt runs eagerly, one graph replays the whole draft of
+k steps, and the drafts are copied back; an event marks the end. Nothing is ever copied between devices from the target's main stream:
+such a copy waits for both devices' current streams. On one device nothing waits by itself, so every order is given by an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+from minedraft_core.vllm.gpu.jobs import DraftJob
+from minedraft_core.vllm.gpu.kernels import HEADER, buckets, first_inputs, next_inputs, row_width
+from minedraft_core.vllm.gpu.model import DraftModel
+from minedraft_core.vllm.gpu.timing import DeviceTimer
+
+RING = 4
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Everything the target ran in a batch with prompts in it, for the drafter to run as well. Tensors are copies on the target's device.
+
+    ids int32 [tokens], positions and slots int64 [tokens], query_start_loc int32 [n + 1], seq_lens int32 [n].
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes that never change: requests, draft tokens, block table columns, tokens of a block, longest context of the drafter."""
+
+    max_num_reqs: int
+    num_drafts: int
+    num_columns: int
+    block_size: int
+    max_len: int
+
+
+class DraftEngine:
+    """Drafts on one device for a target on another one, or on the same."""
+
+    def __init__(self, model: DraftModel, target: torch.device, draft_logits: torch.Tensor | None, *, use_fp64: bool) -> None:
+        """`draft_logits` [slots, k, vocabulary] on the target's device is where logits land for jobs whose drafts are sampled."""
+        self._model, self._target, self._device = model, target, model.device
+        self._crosses = target != self._device
+        self._draft_logits, self._use_fp64 = draft_logits, use_fp64
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream(self._device)
+        self._copies = torch.cuda.Stream(target)
+        self.timer = DeviceTimer(self._device)
+        self._ready = [torch.cuda.Event() for _ in range(RING)]
+        self._done = [torch.cuda.Event() for _ in range(RING)]
+        self._logits: torch.Tensor | None = None
+        self._staging: torch.Tensor | None = None
+        if draft_logits is not None:
+            slots, drafts, _ = draft_logits.shape
+            with torch.cuda.device(self._device):
+                self._logits = torch.zeros(slots, drafts, model.vocab_size, dtype=draft_logits.dtype, device=self._device)
+            if self._crosses:
+                self._staging = torch.zeros_like(draft_logits)
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+
+    def allocate(self, shape: Shape, num_blocks: int) -> None:
+        """Allocate the KV cache and the buffers of jobs."""
+        self._shape = shape
+        self._buckets = buckets(shape.max_num_reqs)
+        rows, drafts, width = shape.max_num_reqs, shape.num_drafts, row_width(shape.num_columns)
+        with torch.cuda.device(self._device):
+            self._model.bind_cache(num_blocks, shape.block_size)
+
+            def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+                return torch.zeros(*size, dtype=dtype, device=self._device)
+
+            self._pack = zeros(rows, width)
+            self._first_ids, self._first_positions = zeros(2 * rows), zeros(2 * rows, dtype=torch.int64)
+            self._first_slots = zeros(2 * rows, dtype=torch.int64)
+            self._ids, self._positions = zeros(drafts, rows), zeros(drafts, rows, dtype=torch.int64)
+            self._slots, self._seq_lens = zeros(drafts, rows, dtype=torch.int64), zeros(drafts, rows)
+            self._temperature, self._seeds = zeros(rows, dtype=torch.float32), zeros(rows, dtype=torch.int64)
+            self._rows = torch.arange(rows, dtype=torch.int64, device=self._device)
+            self._columns = torch.arange(drafts, dtype=torch.int64, device=self._device)
+            self._by_one = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
+            self._by_two = 2 * self._by_one
+            self._drafts = zeros(rows, drafts, dtype=torch.int64)
+        self._packs = torch.zeros(RING, rows, width, dtype=torch.int32, device=self._target)
+        self._landing = torch.zeros(RING, rows, drafts, dtype=torch.int64, device=self._target)
+        self._settle()
+
+    def bucket(self, num_reqs: int) -> int:
+        """Rows of a job for so many requests."""
+        return next(size for size in self._buckets if size >= num_reqs)
+
+    def rows(self, slot: int, num_reqs: int) -> torch.Tensor:
+        """Where the target packs a job: int32 [bucket, HEADER + blocks]."""
+        return self._packs[slot, : self.bucket(num_reqs)]
+
+    def capture(self) -> None:
+        """Warm the copies up and capture a graph for each batch size. Call once the KV cache is allocated; waits for the devices."""
+        self.timer.calibrate()
+        with self._streams():
+            self._pack.copy_(self._packs[0], non_blocking=True)
+            self._landing[0].copy_(self._drafts, non_blocking=True)
+        self._settle()
+        pool = torch.cuda.graph_pool_handle()
+        ways = (False,) if self._logits is None else (False, True)
+        with torch.cuda.device(self._device):
+            for rows in reversed(self._buckets):
+                for sampled in ways:
+                    with torch.cuda.stream(self._stream), self._model.building():
+                        self._draft(rows, sampled=sampled)
+                        self._draft(rows, sampled=sampled)
+                    self._settle()
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                        self._draft(rows, sampled=sampled)
+                    self._graphs[rows, sampled] = graph
+        self._settle()
+
+    def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
+        """Enqueue a job whose rows the target's current stream has packed. Returns at once.
+
+        `drafts`: false where no request of the batch can be drafted for yet, so that only its prompts run.
+        """
+        rows = self.bucket(job.num_reqs)
+        ready = self._ready[job.slot]
+        ready.record(torch.cuda.current_stream(self._target))
+        with self._streams():
+            self._copies.wait_event(ready)
+            self._stream.wait_event(ready)
+            self.timer.log.stamp(job.ticket.begin)
+            self._pack[:rows].copy_(self._packs[job.slot, :rows], non_blocking=True)
+            if prompt is not None:
+                self._run_prompt(prompt, job.num_reqs)
+            if drafts:
+                self._graphs[rows, job.sampled].replay()
+                self._landing[job.slot, : job.num_reqs].copy_(self._drafts[: job.num_reqs], non_blocking=True)
+                if job.sampled:
+                    self._land_logits(job)
+            self.timer.log.stamp(job.ticket.end)
+            self._done[job.slot].record(self._stream)
+
+    def land(self, job: DraftJob) -> torch.Tensor:
+        """Make the target's current stream wait for a job. Returns its drafts on the target's device, int64 [num_reqs, k]."""
+        torch.cuda.current_stream(self._target).wait_event(self._done[job.slot])
+        return self._landing[job.slot, : job.num_reqs]
+
+    def abandon(self) -> None:
+        """Make the target's current stream wait for all that was enqueued, so that nothing of it lands later."""
+        main = torch.cuda.current_stream(self._target)
+        main.wait_stream(self._stream)
+        main.wait_stream(self._copies)
+
+    def copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Follow the target in copying KV blocks; pairs: int64 [n, 2] in pinned memory. Ordered with the jobs."""
+        with torch.cuda.stream(self._stream):
+            self._model.copy_blocks(pairs.to(self._device, non_blocking=True))
+
+    def close(self) -> None:
+        """Wait for the last job and drop the graphs."""
+        self._settle()
+        self._graphs.clear()
+
+    def _run_prompt(self, prompt: Prompt, num_reqs: int) -> None:
+        def here(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(self._device, non_blocking=True)
+
+        longest = self._shape.max_len
+        positions = here(prompt.positions)
+        self._model.hidden(
+            here(prompt.ids),
+            positions.clamp(max=longest - 1),
+            torch.where(positions < longest, here(prompt.slots), -1),
+            here(prompt.query_start_loc),
+            here(prompt.seq_lens),
+            self._table(num_reqs),
+            prompt.max_query_len,
+            prompt.max_seq_len,
+        )
+
+    def _land_logits(self, job: DraftJob) -> None:
+        assert self._logits is not None
+        assert self._draft_logits is not None
+        logits = self._logits[: job.num_reqs]
+        if self._staging is None:
+            self._draft_logits.index_copy_(0, job.idx, logits)
+            return
+        staging = self._staging[: job.num_reqs]
+        # The copy waits for both current streams, so also for the scatter of the job before, which reads the same staging rows.
+        staging.copy_(logits, non_blocking=True)
+        with torch.cuda.stream(self._copies):
+            self._draft_logits.index_copy_(0, job.idx, staging)
+        self._stream.wait_stream(self._copies)
+
+    def _draft(self, rows: int, *, sampled: bool) -> None:
+        """Enqueue a whole draft on the current stream."""
+        shape, packed, table = self._shape, self._pack[:rows], self._table(rows)
+        first_inputs(
+            packed,
+            self._first_ids,
+            self._first_positions,
+            self._first_slots,
+            self._seq_lens[0],
+            self._temperature,
+            self._seeds,
+            shape.block_size,
+            shape.max_len,
+        )
+        hidden = self._model.hidden(
+            self._first_ids[: 2 * rows],
+            self._first_positions[: 2 * rows],
+            self._first_slots[: 2 * rows],
+            self._by_two[: rows + 1],
+            self._seq_lens[0, :rows],
+            table,
+            2,
+            shape.max_len,
+            planned=True,
+        )
+        self._choose(hidden[1::2].contiguous(), self._first_positions[1 : 2 * rows : 2], 0, rows, sampled=sampled)
+        for step in range(1, shape.num_drafts):
+            ids, positions, slots, seq_lens = self._ids[step], self._positions[step], self._slots[step], self._seq_lens[step]
+            next_inputs(
+                packed, self._drafts, step, ids, positions, slots, seq_lens, self._model.vocab_size, shape.block_size, shape.max_len
+            )
+            hidden = self._model.hidden(
+                ids[:rows], positions[:rows], slots[:rows], self._by_one[: rows + 1], seq_lens[:rows], table, 1, shape.max_len, planned=True
+            )
+            self._choose(hidden, positions[:rows], step, rows, sampled=sampled)
+
+    def _choose(self, hidden: torch.Tensor, positions: torch.Tensor, step: int, rows: int, *, sampled: bool) -> None:
+        """The token of a step: the argmax, or a draw with its logits kept as vLLM's own speculators keep them."""
+        logits = self._model.logits(hidden)
+        if not sampled:
+            self._drafts[:rows, step] = logits.argmax(dim=-1)
+            return
+        assert self._logits is not None
+        self._drafts[:rows, step] = gumbel_sample(
+            logits.to(self._logits.dtype),
+            self._rows[:rows],
+            self._temperature,
+            self._seeds,
+            positions,
+            apply_temperature=True,
+            is_drafting=True,
+            logits_cache=self._logits,
+            logits_cache_col=self._columns[step],
+            use_fp64=self._use_fp64,
+        )
+
+    def _table(self, rows: int) -> torch.Tensor:
+        return self._pack[:rows, HEADER:]
+
+    @contextmanager
+    def _streams(self) -> Iterator[None]:
+        """Both streams current, the drafter's device too: what copies between the devices then waits for these two only."""
+        with ExitStack() as stack:
+            if self._crosses:
+                stack.enter_context(torch.cuda.stream(self._copies))
+            stack.enter_context(torch.cuda.stream(self._stream))
+            yield
+
+    def _settle(self) -> None:
+        torch.cuda.synchronize(self._target)
+        torch.cuda.synchronize(self._device)

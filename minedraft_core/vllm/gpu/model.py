@@ -1,0 +1,217 @@
+"""The draft model: vLLM's own model code, loaded onto the drafter's device beside a target in the same process."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from vllm.compilation.backends import set_model_tag
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group, get_world_group, init_model_parallel_group
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers import rotary_embedding
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.model_loader import get_model
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadata
+
+from minedraft_core.config import ConfigError
+
+# FlashAttention 3 takes a plan made beforehand.
+_PLANNING_VERSION = 3
+_NO_WINDOW = (-1, -1)
+
+
+def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) -> VllmConfig:
+    """The target's configuration for the draft model.
+
+    A shallow copy, since vLLM's `replace` validates and adjusts everything again. An empty `static_forward_context` keeps the draft
+    layers out of the target's KV cache. Uncompiled, the drafter needs vLLM's fused operators, which a compiled target switches off.
+    """
+    speculative = config.speculative_config
+    assert speculative is not None
+    draft = copy.copy(config)
+    draft.model_config = speculative.draft_model_config
+    draft.quant_config = VllmConfig.get_quantization_config(draft.model_config, config.load_config)
+    draft.cache_config = copy.copy(config.cache_config)
+    draft.cache_config.cache_dtype = "auto"
+    draft.parallel_config = copy.copy(config.parallel_config)
+    draft.parallel_config.tensor_parallel_size = 1
+    draft.lora_config = None
+    compilation = draft.compilation_config = copy.copy(config.compilation_config)
+    compilation.static_forward_context = {}
+    compilation.static_all_moe_layers = []
+    compilation.enabled_custom_ops = Counter()
+    compilation.disabled_custom_ops = Counter()
+    compilation.traced_files = set()
+    compilation.cudagraph_mode = CUDAGraphMode.NONE
+    # Compiled code is kept on disk and names its device, which vLLM's key of it leaves out.
+    draft.additional_config = {**config.additional_config, "minedraft_drafter_device": device.index}
+    if not compiled:
+        compilation.mode = CompilationMode.NONE
+        compilation.custom_ops = ["all"]
+    return draft
+
+
+def single_rank_group() -> GroupCoordinator | None:
+    """A tensor-parallel group of this process alone, None where the target's is one already. Every rank has to call it."""
+    group = get_tp_group()
+    if group.world_size == 1:
+        return None
+    backend = torch.distributed.get_backend(group.device_group)
+    ranks = [[rank] for rank in range(torch.distributed.get_world_size())]
+    return init_model_parallel_group(ranks, get_world_group().local_rank, backend, use_device_communicator=False, group_name="drafter")
+
+
+class DraftModel:
+    """A causal LM on one device. All methods run with that device current."""
+
+    def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
+        """Load the weights. `config` is that of `draft_config`. Raises ConfigError for a model that cannot be run here."""
+        self.config, self.device, self._group = config, device, group
+        self._priority = current_platform.get_default_ir_op_priority(config)
+        with self._environment(), _own_rotary_cache(), set_current_vllm_config(config), set_model_tag("draft_model"):
+            self._model = get_model(vllm_config=config, prefix="draft_model")
+        layers = config.compilation_config.static_forward_context
+        self._layers: dict[str, Attention] = {}
+        for name, layer in layers.items():
+            if not isinstance(layer, Attention) or not isinstance(layer.impl, FlashAttentionImpl):
+                raise ConfigError(
+                    f"the draft model {config.model_config.model} has a layer {name} that FlashAttention does not run; on GPUs the drafter "
+                    "needs a dense or grouped-query decoder in bfloat16 or float16"
+                )
+            self._layers[name] = layer
+        whole = all(layer.impl.sliding_window == _NO_WINDOW for layer in self._layers.values())
+        planning = all(layer.impl.vllm_flash_attn_version == _PLANNING_VERSION for layer in self._layers.values())
+        self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
+        self.vocab_size = config.model_config.get_vocab_size()
+        self.logits_dtype = config.model_config.head_dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of KV of one token, over all layers."""
+        size = torch.empty(0, dtype=self.config.model_config.dtype).element_size()
+        return sum(2 * layer.num_kv_heads * layer.head_size * size for layer in self._layers.values())
+
+    def bind_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocate the KV cache; block ids are the target's."""
+        self._block_size = block_size
+        self._caches = []
+        for layer in self._layers.values():
+            shape = (num_blocks, block_size, layer.num_kv_heads, 2 * layer.head_size)
+            cache = torch.zeros(shape, dtype=self.config.model_config.dtype, device=self.device)
+            layer.kv_cache = cache.transpose(1, 2)
+            self._caches.append(cache)
+
+    def copy_blocks(self, pairs: torch.Tensor) -> None:
+        """Copy KV blocks; pairs: int64 [n, 2], source and destination."""
+        for cache in self._caches:
+            cache[pairs[:, 1]] = cache[pairs[:, 0]]
+
+    def hidden(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        table: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        planned: bool = False,
+    ) -> torch.Tensor:
+        """Run the model and write its KV: hidden states [tokens, hidden].
+
+        ids: int32 [tokens], positions and slots: int64 [tokens]; query_start_loc: int32 [n + 1], seq_lens: int32 [n], table: int32 [n,
+        blocks]. All on the drafter's device. `planned`: how attention is spread over the device is worked out once, not in every layer;
+        for calls with the same few tokens for each request, which are captured.
+        """
+        num_tokens = ids.shape[0]
+        metadata = FlashAttentionMetadata(
+            num_actual_tokens=num_tokens,
+            max_query_len=max_query_len,
+            query_start_loc=query_start_loc,
+            max_seq_len=max_seq_len,
+            seq_lens=seq_lens,
+            block_table=table,
+            slot_mapping=slots,
+            scheduler_metadata=self._plan(query_start_loc, seq_lens, max_query_len, max_seq_len) if planned else None,
+            max_num_splits=self._splits if planned else 0,
+        )
+        by_layer = dict.fromkeys(self._layers, metadata)
+        with (
+            self._environment(),
+            set_forward_context(by_layer, self.config, num_tokens=num_tokens, slot_mapping=dict.fromkeys(self._layers, slots)),
+        ):
+            return self._model(input_ids=ids, positions=positions)
+
+    def _plan(self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, max_query_len: int, max_seq_len: int) -> torch.Tensor | None:
+        if not self._splits:
+            return None
+        from vllm.v1.attention.backends.fa_utils import get_scheduler_metadata  # on CUDA only
+
+        layer = next(iter(self._layers.values()))
+        return get_scheduler_metadata(
+            batch_size=seq_lens.shape[0],
+            max_seqlen_q=max_query_len,
+            max_seqlen_k=max_seq_len,
+            num_heads_q=layer.num_heads,
+            num_heads_kv=layer.num_kv_heads,
+            headdim=layer.head_size,
+            cache_seqlens=seq_lens,
+            qkv_dtype=self.config.model_config.dtype,
+            cu_seqlens_q=query_start_loc,
+            page_size=self._block_size,
+            causal=True,
+            window_size=_NO_WINDOW,
+            num_splits=self._splits,
+        )
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """vLLM's current configuration is the drafter's: for the first calls, which may compile."""
+        with set_current_vllm_config(self.config):
+            yield
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocabulary] of hidden states [n, hidden]."""
+        with self._environment():
+            return self._model.compute_logits(hidden)
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """The group of this rank alone and the drafter's choice of operators, while the model is built or run."""
+        with ExitStack() as stack:
+            stack.enter_context(self._priority.set_priority())
+            if self._group is not None:
+                stack.enter_context(_active_group(self._group))
+            yield
+
+
+@contextmanager
+def _active_group(group: GroupCoordinator) -> Iterator[None]:
+    # Layers ask this module for the group, when they are built and when they run; vLLM has no parameter for it.
+    target = parallel_state._TP  # noqa: SLF001
+    parallel_state._TP = group  # noqa: SLF001
+    try:
+        yield
+    finally:
+        parallel_state._TP = target  # noqa: SLF001
+
+
+@contextmanager
+def _own_rotary_cache() -> Iterator[None]:
+    """Keep the models from sharing a rotary embedding: the module would move to the device of whoever used it last."""
+    shared = rotary_embedding._ROPE_DICT  # noqa: SLF001
+    targets = dict(shared)
+    shared.clear()
+    try:
+        yield
+    finally:
+        shared.clear()
+        shared.update(targets)

@@ -1,0 +1,239 @@
+"""What vLLM's runner calls a speculator: it hands batches to the draft engine, and lands drafts when they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.dp_utils import DPSyncState
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.sample.states import SamplingStates
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+from minedraft_core.types import DrafterRecord
+from minedraft_core.vllm.gpu.engine import RING, DraftEngine, Prompt, Shape
+from minedraft_core.vllm.gpu.jobs import DraftJob, PendingJobs
+from minedraft_core.vllm.gpu.kernels import pack
+from minedraft_core.vllm.gpu.timing import JobTicket
+
+logger = init_logger(__name__)
+
+_NO_LOGIT = float("-inf")
+
+
+class PipelineSpeculator(BaseSpeculator):
+    """Drafts come from an engine of its own streams; `propose` only enqueues.
+
+    Rank 0 has the engine, the other ranks of a tensor-parallel target receive what lands. All ranks keep the same queue of jobs, since it
+    follows from the batches alone. Drafts of a failed drafter are token 0 with all its mass in the logits, which every sampler verifies
+    exactly.
+    """
+
+    supports_mm_inputs = False
+
+    def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator) -> None:
+        speculative = config.speculative_config
+        assert speculative is not None
+        self._device, self._group = device, group
+        self._engine: DraftEngine | None = None
+        self._ready = False
+        self._pending = PendingJobs(RING)
+        self._started = 0
+        self._failure: DrafterRecord | None = None
+        self._failed_from: int | None = None
+        self._table: torch.Tensor | None = None
+        self._layer = ""
+        self.num_drafts: int = speculative.num_speculative_tokens
+        self.draft_logits: torch.Tensor | None = None
+        draft = speculative.draft_model_config
+        if speculative.draft_sample_method == "probabilistic":
+            shape = (config.scheduler_config.max_num_seqs, self.num_drafts, draft.get_vocab_size())
+            self.draft_logits = torch.zeros(shape, dtype=draft.head_dtype, device=device)
+
+    def connect(self, engine: DraftEngine | None, states: RequestState, sampling: SamplingStates) -> None:
+        """Give the speculator its engine, on rank 0, and the runner's states. Once both models are loaded."""
+        self._engine, self._states, self._sampling = engine, states, sampling
+
+    def bind(self, tables: BlockTables, group_id: int, layer: str, num_blocks: int, max_len: int) -> None:
+        """Follow the target's block table of one KV cache group, of which `layer` is a layer. Once the target's KV cache is allocated."""
+        self._table, self._layer = tables.input_block_tables[group_id], layer
+        if self._engine is not None:
+            shape = Shape(
+                max_num_reqs=self._states.max_num_reqs,
+                num_drafts=self.num_drafts,
+                num_columns=self._table.shape[1],
+                block_size=tables.block_sizes[group_id],
+                max_len=max_len,
+            )
+            self._engine.allocate(shape, num_blocks)
+
+    def prepare(self) -> None:
+        """Capture the draft graphs; from here on batches are drafted for."""
+        if self._engine is not None:
+            self._engine.capture()
+        self._buffer = torch.zeros(self._states.max_num_reqs, self.num_drafts, dtype=torch.int64, device=self._device)
+        self._ready = True
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """The draft graphs are captured by `prepare`: vLLM asks for them while it profiles memory, too."""
+
+    def capture(self) -> None:
+        """See `init_cudagraph_manager`."""
+
+    def land(self, request_ids: Collection[str]) -> tuple[JobTicket, ...]:
+        """Land the drafts of these requests on the current stream. Returns the jobs that landed."""
+        due = self._pending.due(request_ids)
+        return self._land_all(due)
+
+    def take_failure(self) -> DrafterRecord | None:
+        """The drafter's failure, once."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, torch.Tensor],
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync_state: DPSyncState | None = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: tuple[list[torch.Tensor], torch.Tensor] | None = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        """Start a job for the batch. Returns the drafts of before, so that vLLM changes nothing: the new ones land when they are due."""
+        if dummy_run or not self._ready:
+            return torch.zeros(input_batch.num_reqs, self.num_drafts, dtype=torch.int64, device=self._device)
+        self._land_all(self._pending.overdue())
+        unchanged = self._states.draft_tokens[input_batch.idx_mapping]
+        ends_prompt = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens >= input_batch.prefill_len_np
+        drafts = num_speculative_tokens != 0 and bool(ends_prompt.any())
+        if not drafts and not input_batch.has_prefill:
+            return unchanged
+        prompt = self._prompt(input_batch, slot_mappings) if input_batch.has_prefill and self._engine is not None else None
+        job = DraftJob(
+            number=self._started,
+            slot=self._started % RING,
+            request_ids=frozenset(input_batch.req_ids),
+            idx=input_batch.idx_mapping,
+            num_reqs=input_batch.num_reqs,
+            sampled=self.draft_logits is not None and bool((self._sampling.temperature.np[input_batch.idx_mapping_np] > 0).any()),
+            keep=(prompt,),
+        )
+        self._started += 1
+        self._pending.add(job)
+        if self._engine is not None and self._failed_from is None:
+            try:
+                rows = self._engine.rows(job.slot, job.num_reqs)
+                self._pack(rows, input_batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
+                self._engine.start(job, prompt, drafts=drafts)
+            except Exception as error:  # noqa: BLE001 -- whatever ails the drafter, the target goes on
+                self._fail(job, error)
+        return unchanged
+
+    def close(self) -> None:
+        """End the engine."""
+        self._ready = False
+        if self._engine is not None and self._failed_from is None:
+            self._engine.close()
+        self._engine = None
+
+    def _pack(
+        self,
+        rows: torch.Tensor,
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> None:
+        assert self._table is not None
+        pack(
+            rows,
+            batch.num_reqs,
+            batch.idx_mapping,
+            batch.query_start_loc,
+            batch.input_ids,
+            num_sampled,
+            num_rejected,
+            last_sampled,
+            self._states.num_computed_tokens.gpu,
+            temperature,
+            seeds,
+            self._table,
+        )
+
+    def _prompt(self, batch: InputBatch, slot_mappings: dict[str, torch.Tensor]) -> Prompt:
+        """Copies of what the target ran: its buffers are filled anew before the drafter has read them."""
+        tokens, rows = batch.num_tokens, batch.num_reqs
+        return Prompt(
+            ids=batch.input_ids[:tokens].clone(),
+            positions=batch.positions[:tokens].clone(),
+            slots=slot_mappings[self._layer][:tokens].clone(),
+            query_start_loc=batch.query_start_loc[: rows + 1].clone(),
+            seq_lens=batch.seq_lens[:rows].clone(),
+            max_query_len=int(batch.num_scheduled_tokens.max()),
+            max_seq_len=int(batch.seq_lens_cpu_upper_bound.max()),
+        )
+
+    def _land_all(self, jobs: list[DraftJob]) -> tuple[JobTicket, ...]:
+        for job in jobs:
+            self._land(job)
+        return () if self._engine is None else tuple(job.ticket for job in jobs if not self._lost(job))
+
+    def _lost(self, job: DraftJob) -> bool:
+        return self._failed_from is not None and job.number >= self._failed_from
+
+    def _land(self, job: DraftJob) -> None:
+        if self._engine is None:
+            tokens = self._buffer[: job.num_reqs]
+        elif self._lost(job):
+            tokens = self._buffer[: job.num_reqs].zero_()
+            if job.sampled:
+                self._certain(job.idx)
+        else:
+            tokens = self._engine.land(job)
+        if self._group.world_size > 1:
+            self._group.broadcast(tokens, src=0)
+            if job.sampled:
+                self._share_logits(job)
+        self._states.draft_tokens[job.idx] = tokens
+
+    def _share_logits(self, job: DraftJob) -> None:
+        """The logits that landed on rank 0, on every rank."""
+        assert self.draft_logits is not None
+        logits = self.draft_logits[job.idx]
+        self._group.broadcast(logits, src=0)
+        if self._engine is None:
+            self.draft_logits[job.idx] = logits
+
+    def _certain(self, idx: torch.Tensor) -> None:
+        """Logits that leave token 0 only: then it is a draw from them."""
+        assert self.draft_logits is not None
+        self.draft_logits[idx] = _NO_LOGIT
+        self.draft_logits[idx, :, 0] = 0.0
+
+    def _fail(self, job: DraftJob, error: Exception) -> None:
+        message = f"{type(error).__name__}: {error}"
+        logger.error("The drafter failed (%s). The target goes on without drafts.", message, exc_info=error)
+        self._failed_from = job.number
+        self._failure = DrafterRecord(up=False, restarted=False, reason="fault", message=message)
+        assert self._engine is not None
+        self._engine.abandon()

@@ -1,0 +1,40 @@
+"""vLLM's GPU worker with the pipeline's model runner."""
+
+from __future__ import annotations
+
+from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from minedraft_core.config import ConfigError
+from minedraft_core.vllm.gpu.runner import MineDraftModelRunner
+
+
+class MineDraftWorker(Worker):
+    """One rank of the target. Rank 0 also drives the drafter's device."""
+
+    model_runner: MineDraftModelRunner
+
+    def _make_model_runner(self) -> MineDraftModelRunner:
+        if not self.use_v2_model_runner:
+            raise ConfigError("the pipeline needs vLLM's V2 model runner: remove VLLM_USE_V2_MODEL_RUNNER=0, or see vLLM's warning above")
+        parallel = self.parallel_config
+        for flag, size in (
+            ("--pipeline-parallel-size", parallel.pipeline_parallel_size),
+            ("--data-parallel-size", parallel.data_parallel_size),
+            ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
+            ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
+        ):
+            if size > 1 and self.speculative_config is not None:
+                raise ConfigError(f"{flag} must be 1 beside a drafter, not {size}; --tensor-parallel-size is possible")
+        return MineDraftModelRunner(self.vllm_config, self.device)
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the target's KV cache, after the drafter's share."""
+        available = super().determine_available_memory()
+        self.available_kv_cache_memory_bytes = self.model_runner.share_memory(available)
+        return self.available_kv_cache_memory_bytes
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Capture the drafter's graphs before the target's, whose warm-up then runs the whole pipeline."""
+        self.model_runner.prepare_pipeline()
+        return super().compile_or_warm_up_model()

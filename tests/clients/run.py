@@ -1,0 +1,176 @@
+"""Run clients that others wrote against a server with the embedded model, and print what passed.
+
+Usage: python tests/clients/run.py [CLIENT ...]; every folder beside this file that holds a checks.py is a client. Each has its own
+environment under .venv-clients, made from its requirements.lock; one without a lock runs in the server's. CONFORMANCE_URL, _KEY, _MODEL and
+_FOLDER name a running server in place of one that is started here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / ".venv-clients"
+START_SECONDS = 300
+CLIENT_SECONDS = 1800
+KEY = "sk-conformance"
+NAME = "SmolLM2-135M-Instruct"
+
+
+@dataclass
+class Outcome:
+    """Checks of one client. What ended without a result of its own counts as failed; `skipped` says why nothing could run."""
+
+    passed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    skipped: str | None = None
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the clients of these names, or all; 0 if everything passed."""
+    known = sorted(path.parent.name for path in HERE.glob("*/checks.py"))
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        print(f"no such client: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="minedraft-clients-") as scratch, server(Path(scratch)) as where:
+        for name in names or known:
+            print(f"== {name}", flush=True)
+            outcomes[name] = run(name, where, Path(scratch))
+    report(outcomes)
+    return any(outcome.failed or outcome.skipped for outcome in outcomes.values())
+
+
+def run(name: str, where: dict[str, str], scratch: Path) -> Outcome:
+    """The checks of one client."""
+    outcome = Outcome()
+    try:
+        python = environment(name)
+    except subprocess.CalledProcessError as error:
+        outcome.skipped = f"its environment could not be made: {error.stderr.strip().splitlines()[-1]}"
+        return outcome
+    folder = scratch / name
+    folder.mkdir()
+    process = subprocess.Popen(
+        [python, str(HERE / name / "checks.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **where, "PYTHONPATH": str(HERE), "CONFORMANCE_SCRATCH": str(folder), "PYTHONWARNINGS": "ignore"},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith('{"check"'):
+            print(line, end="", flush=True)
+            continue
+        result = json.loads(line)
+        print(f"{result['result']}: {result['check']}", flush=True)
+        if result["result"] == "passed":
+            outcome.passed.append(result["check"])
+        else:
+            outcome.failed[result["check"]] = result["reason"]
+    if process.wait(CLIENT_SECONDS) or not (outcome.passed or outcome.failed):
+        outcome.failed["the script"] = f"it ended with {process.returncode}"
+    return outcome
+
+
+def environment(name: str) -> Path:
+    """The Python of a client's own environment, made anew where the lock has changed."""
+    lock = HERE / name / "requirements.lock"
+    if not lock.exists():
+        return Path(sys.executable)
+    folder = ENVIRONMENTS / name
+    note = folder / f".lock-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
+    python = folder / "bin" / "python"
+    if not note.exists():
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        commands = [[sys.executable, "-m", "venv", "--clear", str(folder)], [*install, "-r", str(lock)]]
+        if torch := [line for line in lock.read_text().splitlines() if line.startswith("torch==")]:
+            # Without CUDA, which takes gigabytes; on its own, so that a page that cannot be reached costs one attempt.
+            page = re.search(r'torch_page="(.*)"', (ROOT / ".ci" / "setup").read_text())
+            assert page is not None
+            commands.insert(1, [*install, "--retries", "1", "--find-links", page[1], *torch])
+        for command in commands:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        note.touch()
+    return python
+
+
+@contextmanager
+def server(scratch: Path) -> Iterator[dict[str, str]]:
+    """Where a server runs, as the environment of the checks: the one that is named, or one started for the time being."""
+    if "CONFORMANCE_URL" in os.environ:
+        yield {name: os.environ[name] for name in ("CONFORMANCE_URL", "CONFORMANCE_KEY", "CONFORMANCE_MODEL", "CONFORMANCE_FOLDER")}
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = scratch / "server.log"
+    command = [
+        sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--api-key", KEY, "--no-access-log",
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    ]  # fmt: skip
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, process, log)
+        yield {"CONFORMANCE_URL": url, "CONFORMANCE_KEY": KEY, "CONFORMANCE_MODEL": NAME, "CONFORMANCE_FOLDER": model_folder(url)}
+        if process.poll() is not None:
+            print(log.read_text()[-3000:], file=sys.stderr)
+            raise RuntimeError("the server ended while clients talked to it; its log is above")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the server is up. Raises RuntimeError with its log if it does not come up."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health"):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    print(log.read_text()[-3000:], file=sys.stderr)
+    raise RuntimeError("the server did not start; its log is above")
+
+
+def model_folder(url: str) -> str:
+    """The folder that the server names as its model's root."""
+    request = urllib.request.Request(f"{url}/v1/models/{NAME}", headers={"Authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(request) as response:
+        return str(json.load(response)["root"])
+
+
+def report(outcomes: dict[str, Outcome]) -> None:
+    """Print the failures, then one line for each client."""
+    for name, outcome in outcomes.items():
+        for check, reason in outcome.failed.items():
+            print(f"FAILED {name}: {check}: {reason[:2000]}")
+        if outcome.skipped:
+            print(f"SKIPPED {name}: {outcome.skipped}")
+    print(f"{'client':<14}{'passed':>8}{'failed':>8}{'skipped':>9}")
+    for name, outcome in outcomes.items():
+        print(f"{name:<14}{len(outcome.passed):>8}{len(outcome.failed):>8}{'all' if outcome.skipped else 0:>9}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,264 @@
+"""Checks the pipeline on a GPU machine, in order of risk: `python -m tests.gpu.check STAGE ... --target FOLDER --draft FOLDER`.
+
+Stages: `kernels` (each kernel against its reference), `start` (the engine starts with the drafter on the next device and on the target's
+own), `greedy` (the same tokens as plain decoding, but for ties), `acceptance` (by position, against vLLM's own speculative decoding),
+`speed` (gap and hidden share with the shapes in --shapes), `sync` (no call waits for a device), `tensor_parallel` (greedy over two
+devices). Prints one line for each finding and ends with 1 where one is bad.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
+
+from minedraft_core.bench.prompts import read_prompts
+from minedraft_core.bench.statistics import Run, steady_state, summarise
+from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
+from minedraft_core.types import DrafterRecord, DraftRecord, StepRecord
+
+FAST = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
+GAP_MS, HIDDEN = 0.1, 0.99
+TIE = 0.26  # one bfloat16 step of a logit from 32 up
+
+_bad: list[str] = []
+
+
+def say(good: bool | None, text: str) -> None:
+    print({True: "GOOD", False: "BAD ", None: "    "}[good], text, flush=True)
+    if good is False:
+        _bad.append(text)
+
+
+def pipeline(arguments, draft, mode, device, length=None):
+    if mode == "off":
+        return PipelineConfig()
+    return PipelineConfig(
+        speculative=MineDraftConfig(model=draft, num_speculative_tokens=arguments.k, is_parallel=mode == "parallel"),
+        drafter=DrafterConfig(device=device, synthetic_acceptance_length=length, compiled=arguments.compiled_drafter),
+    )
+
+
+@contextmanager
+def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
+    from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
+
+    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory)])
+    start = native_engine if mode == "native" else bench_engine
+    began = time.monotonic()
+    with start(args, pipeline(arguments, draft, mode, device, length)) as running:
+        say(None, f"{mode} with the drafter on {device}: started in {time.monotonic() - began:.0f} s")
+        yield running
+
+
+def decode(running, prompts, tokens, concurrency):
+    outputs, records = [], []
+    for start in range(0, len(prompts), concurrency):
+        batch = prompts[start : start + concurrency]
+        got, _ = running.generate(batch, tokens)
+        records += running.take_records(len(batch) * tokens)
+        outputs += got
+    return outputs, records
+
+
+def by_position(records, k):
+    drafts = [pair for record in records if isinstance(record, StepRecord) for pair in record.drafts]
+    return len(drafts), [sum(accepted > position for _, accepted in drafts) / max(1, len(drafts)) for position in range(k)]
+
+
+def summary(records) -> str:
+    steps = [record for record in records if isinstance(record, StepRecord) and not record.is_prompt_run]
+    jobs = [record for record in records if isinstance(record, DraftRecord)]
+    down = [record for record in records if isinstance(record, DrafterRecord) and not record.up]
+    middle = lambda values: sorted(values)[len(values) // 2] if values else None  # noqa: E731
+    gaps = [step.gap_us for step in steps if step.gap_us is not None]
+    busy = sum(job.end_us - job.start_us for job in jobs)
+    return (
+        f"passes {len(steps)}, V {middle([step.end_us - step.start_us for step in steps])} us, "
+        f"D {middle([job.end_us - job.start_us for job in jobs])} us, gap {middle(gaps)} us, "
+        f"hidden {sum(job.hidden_us for job in jobs) / busy if busy else 0:.3f}, failures {[record.message for record in down]}"
+    )
+
+
+def stage_kernels(_arguments) -> None:
+    from tests.gpu.kernel_cases import compare
+
+    for seed in range(20):
+        compare("cuda", seed)
+    say(True, "kernels agree with their references")
+
+
+def stage_start(arguments) -> None:
+    for device in arguments.devices:
+        with engine(arguments, arguments.target, arguments.draft, "parallel", device, 8, "--compilation-config", FAST) as running:
+            prompts = running.tokenize(read_prompts()[:8])
+            outputs, records = decode(running, prompts, 32, 8)
+        accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+        whole = all(len(output) == 32 for output in outputs)
+        say(accepted > 0 and whole, f"drafter on {device}: accepted {accepted}; {summary(records)}")
+
+
+def stage_sync(arguments) -> None:
+    """vLLM's own check raises in the worker where a pass waits for a device; a drafter that did would be given up with that message."""
+    os.environ["VLLM_GPU_SYNC_CHECK"] = "error"
+    try:
+        for device in arguments.devices:
+            with engine(arguments, arguments.target, arguments.draft, "parallel", device, 8, "--compilation-config", FAST) as running:
+                _, records = decode(running, running.tokenize(read_prompts()[:16]), 64, 8)
+            down = [record for record in records if isinstance(record, DrafterRecord) and not record.up]
+            say(not down, f"no waiting on {device}: {summary(records)}")
+    finally:
+        del os.environ["VLLM_GPU_SYNC_CHECK"]
+
+
+def stage_greedy(arguments) -> None:
+    runs = [(mode, device, ()) for mode, device in itertools.product(("sequential", "parallel"), arguments.devices)]
+    _compare(arguments, arguments.target, arguments.draft, runs)
+
+
+def stage_tensor_parallel(arguments) -> None:
+    """A random model, since the embedded one has an odd number of heads; its first layers draft."""
+    two = ("--tensor-parallel-size", "2")
+    with tempfile.TemporaryDirectory() as folder:
+        target, draft = _random_model(Path(folder), Path(arguments.target))
+        _compare(arguments, target, draft, [("parallel", 1, two), ("sequential", 0, two), ("parallel", 1, ())])
+
+
+def _random_model(folder: Path, tokenizer: Path) -> tuple[str, str]:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from minedraft_core.conversion import truncate_layers
+
+    target, draft = folder / "target", folder / "draft"
+    draft.mkdir()
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 6}
+    vocabulary = len(AutoTokenizer.from_pretrained(tokenizer))
+    config = LlamaConfig(vocab_size=vocabulary, initializer_range=0.06, max_position_embeddings=2048, tie_word_embeddings=False, **sizes)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(target)
+    truncate_layers(target, draft, 5)
+    return str(target), str(draft)
+
+
+def _compare(arguments, target, draft, runs) -> None:
+    texts, flags = read_prompts(), ["--compilation-config", FAST]
+    results, prompts = {}, []
+    for mode, device, extra in [("off", None, ()), *runs]:
+        with engine(arguments, target, draft, mode, device, 16, *flags, *extra) as running:
+            prompts = running.tokenize(texts)
+            results[mode, device, extra], records = decode(running, prompts, 96, 16)
+        say(None, f"{mode} {device} {' '.join(extra)}: {summary(records)}")
+    reference = results.pop(("off", None, ()))
+    cases = {}
+    for key, outputs in results.items():
+        for index, (ours, plain) in enumerate(zip(outputs, reference, strict=True)):
+            first = next((at for at, (a, b) in enumerate(zip(ours, plain, strict=True)) if a != b), None)
+            if first is not None:
+                cases[key, index] = (prompts[index] + plain[:first], ours[first], plain[first])
+    gaps = _gaps(arguments, target, flags, list(cases.values())) if cases else []
+    for key in results:
+        mine = [round(gap, 3) for (name, gap) in zip(cases, gaps, strict=True) if name[0] == key]
+        say(all(gap <= TIE for gap in mine), f"{key}: {len(texts) - len(mine)} of {len(texts)} identical, others part at logit gaps {mine}")
+
+
+def _gaps(arguments, target, flags, cases):
+    """How far apart the target sees the two tokens that follow the same context."""
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    async def ask(running, number, context):
+        async for output in running._engine.generate(TokensPrompt(prompt_token_ids=context), params, f"gap-{number}"):
+            last = output
+        return {token: entry.logprob for token, entry in last.outputs[0].logprobs[0].items()}
+
+    async def ask_all(running):
+        return [await ask(running, number, context) for number, (context, _, _) in enumerate(cases)]
+
+    with engine(arguments, target, None, "off", None, 16, *flags) as running:
+        found = running._runner.run(ask_all(running))
+    return [abs(seen.get(ours, -99.0) - seen.get(plain, -99.0)) for seen, (_, ours, plain) in zip(found, cases, strict=True)]
+
+
+def stage_acceptance(arguments) -> None:
+    shares = {}
+    for mode, device in [("native", None), *itertools.product(("sequential", "parallel"), arguments.devices)]:
+        with engine(arguments, arguments.target, arguments.draft, mode, device, 32, "--compilation-config", FAST) as running:
+            _, records = decode(running, running.tokenize(read_prompts()), 300, 32)
+        drafts, shares[mode, device] = by_position(records, arguments.k)
+        rates = " ".join(f"{share:.3f}" for share in shares[mode, device])
+        say(None, f"{mode} {device}: {drafts} drafts, accepted by position {rates}; {summary(records)}")
+    native = shares.pop(("native", None))
+    for key, found in shares.items():
+        worst = max(abs(a - b) for a, b in zip(found, native, strict=True))
+        say(worst <= 0.02, f"{key}: acceptance by position within {worst:.3f} of vLLM's own")
+
+
+def stage_speed(arguments) -> None:
+    target, draft = (f"{arguments.shapes}/{name}" for name in arguments.pair.split("+"))
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching", *arguments.speed_flags]
+    prompts = [[1000 + (7 * row + column) % 50000 for column in range(128)] for row in range(max(arguments.concurrency))]
+    for mode, device in itertools.product(arguments.modes, arguments.devices):
+        if mode in ("off", "native") and device != arguments.devices[0]:
+            continue
+        with engine(arguments, target, draft, mode, device, max(arguments.concurrency), *flags, length=arguments.length) as running:
+            for concurrency in arguments.concurrency:
+                decode(running, prompts[:concurrency], 16, concurrency)
+                _, span = running.generate(prompts[:concurrency], 160)
+                records = running.take_records(concurrency * 160)
+                steady = steady_state(records, concurrency)
+                if steady is None:
+                    say(False, f"{mode} {device} C={concurrency}: no steady state")
+                    continue
+                found = summarise([Run(steady, 160 * concurrency / span.duration_us * 1e6)])
+                say(None, f"{mode} {device} C={concurrency}: {found}")
+                if mode == "parallel" and found.draft_ms is not None and found.draft_ms < found.verify_ms and device != 0:
+                    good = found.gap_ms <= GAP_MS and found.hidden_share >= HIDDEN
+                    say(good, f"{mode} {device} C={concurrency}: gap {found.gap_ms:.3f} ms, hidden {found.hidden_share:.3f}")
+
+
+STAGES = {name.removeprefix("stage_"): function for name, function in list(globals().items()) if name.startswith("stage_")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("stages", nargs="+", choices=[*STAGES, "all"])
+    parser.add_argument("--target")
+    parser.add_argument("--draft")
+    parser.add_argument("-k", type=int, default=4)
+    parser.add_argument("--devices", type=lambda text: [int(part) for part in text.split(",")], default=[1, 0])
+    parser.add_argument("--memory", type=float, default=0.85)
+    parser.add_argument("--shapes", default="/tmp/shapes")
+    parser.add_argument("--pair", default="qwen3-32b+qwen3-1.7b")
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=["parallel", "sequential"])
+    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
+    parser.add_argument("--length", type=float, default=3.0)
+    parser.add_argument("--compiled-drafter", action="store_true")
+    parser.add_argument("--speed-flags", type=str.split, default=[])
+    arguments = parser.parse_args()
+    for name in STAGES if "all" in arguments.stages else arguments.stages:
+        print(f"---- {name}", flush=True)
+        try:
+            STAGES[name](arguments)
+        except Exception as error:  # noqa: BLE001 -- the other stages go on
+            traceback.print_exc()
+            say(False, f"{name}: {type(error).__name__}: {error}")
+    print(f"{len(_bad)} bad", *_bad, sep="\n  ", flush=True)
+    sys.exit(bool(_bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The draft kernels against their references: by Triton's interpreter on any machine, compiled on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
+from tests.gpu.kernel_cases import compare
+
+_INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
+
+
+def test_interpreted() -> None:
+    """In a process of its own, since Triton decides on import how it runs kernels."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    root = Path(__file__).parents[2]
+    result = subprocess.run([sys.executable, "-c", _INTERPRETED], env=environment, cwd=root, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(10))
+def test_compiled(seed: int) -> None:
+    compare("cuda", seed)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 128])
+def test_rows_keep_the_seed_aligned(columns: int) -> None:
+    assert row_width(columns) >= HEADER + columns
+    assert row_width(columns) % 4 == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 256, 700])
+def test_buckets_cover_every_batch(limit: int) -> None:
+    sizes = buckets(limit)
+    assert sizes[-1] == limit
+    assert list(sizes) == sorted(set(sizes))
