@@ -33,9 +33,11 @@ RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels 
 
 FROM base AS packages-cpu
 COPY requirements-cpu.lock /locks/
+# torch on its own: only its build for CPUs lies on that page.
 RUN python -m venv /opt/minedraft \
     && pip install --no-cache-dir --no-deps --find-links https://download.pytorch.org/whl/cpu/torch/ \
-        -r /locks/requirements-cpu.lock
+        "$(grep '^torch==' /locks/requirements-cpu.lock)" \
+    && pip install --no-cache-dir --no-deps -r /locks/requirements-cpu.lock
 
 FROM base AS packages-gpu
 COPY requirements-gpu.lock /locks/
