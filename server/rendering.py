@@ -72,6 +72,8 @@ class ChatRenderer:
         except TypeError as error:
             # The parsers do not fit each other or the tokenizer.
             raise ConfigError(str(error)) from error
+        # The template is looked up and compiled now; the first conversation would hold up all others for a second.
+        self._renderer.warmup()
 
     async def text_tokens(self, request: TokenizeCompletionRequest) -> list[int]:
         """Token ids of a text. Raises APIError or vLLM's client errors."""

@@ -13,7 +13,7 @@ def profile(endpoint_type: str, *arguments: str) -> dict[str, Any]:
     command(
         "aiperf", "profile", "--model", MODEL, "--url", URL, "--endpoint-type", endpoint_type, "--tokenizer", FOLDER, "--api-key", KEY,
         "--request-count", "6", "--concurrency", "3", "--isl", "16", "--osl", "8", "--extra-inputs", "ignore_eos:true",
-        "--artifact-dir", str(out), "--ui", "none", *arguments,
+        "--artifact-dir", str(out), "--ui", "none", "--use-server-token-count", *arguments,
     )  # fmt: skip
     (written,) = out.rglob("profile_export_aiperf.json")
     found: dict[str, Any] = json.loads(written.read_text())
