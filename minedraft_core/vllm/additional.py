@@ -15,8 +15,8 @@ OWN_KEY = "minedraft"
 class AdditionalConfig(UserDict[str, Any]):
     """vLLM's `additional_config`, hashed without the pipeline's part.
 
-    vLLM keys compiled code by that hash. The pipeline changes nothing in the target's code, and its addresses are new at every start: hashed
-    like a plain mapping, the target would be compiled every time.
+    vLLM keys compiled code by that hash. The pipeline changes nothing in the target's code, and its addresses are new at every start:
+    hashed like a plain mapping, the target would be compiled every time.
     """
 
     def compute_hash(self) -> str:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from minedraft_core.vllm.gpu.jobs import DraftJob
@@ -116,7 +117,8 @@ class DraftEngine:
         self.settle()
         pool = torch.cuda.graph_pool_handle()
         ways = (False,) if self._logits is None else (False, True)
-        with torch.cuda.device(self._device):
+        # A collected Triton kernel would unload its module in the middle of a capture.
+        with torch.cuda.device(self._device), freeze_gc_for_cudagraph_capture():
             for rows in reversed(self._buckets):
                 for sampled in ways:
                     with torch.cuda.stream(self._stream), self._model.building():

@@ -161,8 +161,12 @@ class MineDraftModelRunner(GPUModelRunner):
         **kwargs: Any,
     ) -> ModelRunnerOutput | IntermediateTensors | None:
         """Land the drafts that this pass verifies, then run it."""
-        if not dummy_run and scheduler_output.total_num_scheduled_tokens:
-            self._begin(scheduler_output)
+        if not dummy_run:
+            # vLLM copies blocks in passes without tokens, too.
+            if self._pipeline is not None:
+                self._pipeline.begin_pass(scheduler_output.kv_cache_block_copies or ())
+            if scheduler_output.total_num_scheduled_tokens:
+                self._begin(scheduler_output)
         return super().execute_model(scheduler_output, intermediate_tensors, dummy_run, **kwargs)
 
     def sample(
@@ -200,8 +204,6 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._stamps is not None:
             self._stamps.tick()
         self._stamp(self._ticket.reached)
-        if self._pipeline is not None:
-            self._pipeline.begin_pass(scheduler_output.kv_cache_block_copies or ())
         self._landed = () if self._pipeline is None else self._pipeline.land(scheduler_output.scheduled_spec_decode_tokens.keys())
         self._stamp(self._ticket.begin)
 
