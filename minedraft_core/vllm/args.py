@@ -15,6 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
+from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.cpu.executor import InProcessExecutor
 
 _RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
@@ -58,7 +59,8 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_GPU}.scheduler.MineDraftAsyncScheduler",
         "worker_cls": f"{_GPU}.worker.MineDraftWorker",
-        "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
+        "async_scheduling": True,
+        "additional_config": with_own(args.additional_config, config),
     }
     if config.speculative.mode is not Mode.OFF:
         changes["speculative_config"] = draft_model_speculation(config)
@@ -70,8 +72,9 @@ def natively(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     return replace(
         args,
         scheduler_cls=f"{_GPU}.scheduler.MineDraftAsyncScheduler",
+        async_scheduling=True,
         speculative_config=draft_model_speculation(config),
-        additional_config={**args.additional_config, "minedraft": config.model_dump(mode="json")},
+        additional_config=with_own(args.additional_config, config),
     )
 
 
@@ -108,7 +111,7 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         "worker_cls": f"{_CPU}.worker.MineDraftCPUWorker",
         "distributed_executor_backend": InProcessExecutor,
         "enable_chunked_prefill": False,
-        "additional_config": {**args.additional_config, "minedraft": config.model_dump(mode="json")},
+        "additional_config": with_own(args.additional_config, config),
     }
     if config.speculative.mode is not Mode.OFF:
         changes["speculative_config"] = {

@@ -51,8 +51,9 @@ def compare(device: str, seed: int) -> None:
         | {"temperature": torch.zeros(bucket, device=device), "seeds": torch.zeros(bucket, dtype=torch.int64, device=device)}
         for _ in range(2)
     ]
-    kernels.first_inputs(packs[1], **first[0], block_size=BLOCK, max_len=MAX_LEN)
-    kernels.first_inputs_reference(packs[1], **first[1], block_size=BLOCK, max_len=MAX_LEN)
+    kernels.first_inputs(packs[1], **first[0], vocab_size=VOCAB - 100, block_size=BLOCK, max_len=MAX_LEN)
+    kernels.first_inputs_reference(packs[1], **first[1], vocab_size=VOCAB - 100, block_size=BLOCK, max_len=MAX_LEN)
+    assert int(first[1]["ids"].max()) < VOCAB - 100
     torch.testing.assert_close(first[0], first[1], rtol=0, atol=0)
 
     drafts = _integers(generator, -1, VOCAB + 1, bucket, 4, dtype=torch.int64).to(device)

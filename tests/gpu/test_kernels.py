@@ -15,11 +15,12 @@ from tests.gpu.kernel_cases import compare
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
 
 
-def test_interpreted() -> None:
+@pytest.mark.parametrize("command", [["-c", _INTERPRETED], ["-m", "tests.gpu.lives"]], ids=["references", "lives"])
+def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     root = Path(__file__).parents[2]
-    result = subprocess.run([sys.executable, "-c", _INTERPRETED], env=environment, cwd=root, capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, *command], env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 

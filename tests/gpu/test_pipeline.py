@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-@pytest.mark.parametrize("stage", ["start", "greedy", "acceptance", "sync"])
+@pytest.mark.parametrize("stage", ["start", "twin", "sync", "greedy", "acceptance"])
 def test_stage(models: tuple[str, str], stage: str) -> None:
     devices = "1,0" if torch.cuda.device_count() > 1 else "0"
     target, draft = models

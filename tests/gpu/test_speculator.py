@@ -24,7 +24,9 @@ def rule(last: int, position: int) -> list[int]:
 class RuleEngine:
     """Drafts from the packed rows alone."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None, fail_landing: int | None = None) -> None:
+        self.fail_landing = fail_landing
+        self.copied: list[tuple[int, int]] = []
         self.started: list[tuple[DraftJob, Any, bool]] = []
         self.abandoned = False
         self.fail_at = fail_at
@@ -48,10 +50,21 @@ class RuleEngine:
         self._landing[job.slot] = torch.tensor([rule(row[1], row[2]) if row[3] else [0] * K for row in rows])
 
     def land(self, job: DraftJob) -> torch.Tensor:
+        if job.number == self.fail_landing:
+            raise RuntimeError("lost")
         return self._landing[job.slot]
+
+    def begin_pass(self, copies: Any) -> None:
+        self.copied += copies
+        if copies == [(0, 0)]:
+            raise RuntimeError("no copy")
+
+    def settle(self) -> None:
+        pass
 
     def abandon(self) -> None:
         self.abandoned = True
+        raise RuntimeError("streams are broken, too")
 
 
 class Group:
@@ -97,13 +110,14 @@ def propose(
     prompt: bool = False,
     sampled: list[int] | None = None,
     chunk: bool = False,
+    name: str = "r",
     **extra: Any,
 ) -> torch.Tensor:
     count = len(slots)
     computed = np.full(count, 5)
     batch = SimpleNamespace(
         num_reqs=count,
-        req_ids=[f"r{slot}" for slot in slots],
+        req_ids=[f"{name}{slot}" for slot in slots],
         idx_mapping=torch.tensor(slots),
         idx_mapping_np=np.array(slots),
         query_start_loc=torch.arange(count + 1, dtype=torch.int32) * 2,
@@ -213,11 +227,51 @@ def test_a_failure_fails_no_request_and_leaves_exact_drafts() -> None:
     proposer.close()
 
 
-@pytest.mark.parametrize("fail_at", [None, 1])
-def test_all_ranks_land_the_same(fail_at: int | None) -> None:
+def test_a_job_that_cannot_land_gives_the_drafter_up() -> None:
+    engine = RuleEngine(fail_landing=1)
+    proposer = made(engine, temperature=1.0)
+    for slot in (0, 1, 2):
+        propose(proposer, [slot])
+    assert [ticket.number for ticket in proposer.land(["r0", "r1", "r2"])] == [0]
+    assert proposer.take_failure() is not None
+    assert proposer._states.draft_tokens[:3].tolist() == [expected(0), [0] * K, [0] * K]
+    propose(proposer, [3])
+    assert len(engine.started) == 3
+    with pytest.raises(RuntimeError, match="warmed up"):
+        proposer.check()
+
+
+def test_block_copies_reach_the_drafter_until_it_fails() -> None:
+    engine = RuleEngine()
+    proposer = made(engine)
+    propose(proposer, [0])
+    proposer.begin_pass([(3, 4)])
+    proposer.check()
+    proposer.begin_pass([(0, 0)])
+    proposer.begin_pass([(5, 6)])
+    assert engine.copied == [(3, 4), (0, 0)]
+    assert proposer.land(["r0"])[0].number == 0, "what was drafted before is as good as ever"
+    assert proposer._states.draft_tokens[0].tolist() == expected(0)
+
+
+def test_a_slot_given_to_another_request_gets_that_ones_drafts() -> None:
+    proposer = made(RuleEngine())
+    tokens = proposer._states.draft_tokens
+    propose(proposer, [3, 4])
+    tokens[3].zero_()
+    proposer._states.num_computed_tokens.gpu[3] = 40
+    batch = propose(proposer, [3], name="other", prompt=True)
+    assert batch.tolist() == [[0] * K]
+    assert [ticket.number for ticket in proposer.land(["other3"])] == [0, 1]
+    assert tokens[3].tolist() == rule(23, 40)
+    assert tokens[4].tolist() == expected(4)
+
+
+@pytest.mark.parametrize(("fail_at", "fail_landing"), [(None, None), (1, None), (None, 1)])
+def test_all_ranks_land_the_same(fail_at: int | None, fail_landing: int | None) -> None:
     mailbox: list[torch.Tensor] = []
     ranks = [
-        made(RuleEngine(fail_at), Group(2, mailbox, 0), temperature=1.0),
+        made(RuleEngine(fail_at, fail_landing), Group(2, mailbox, 0), temperature=1.0),
         made(None, Group(2, mailbox, 1), temperature=1.0),
     ]
     ranks[0].draft_logits.normal_()

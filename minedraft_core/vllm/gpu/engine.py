@@ -7,11 +7,12 @@ such a copy waits for both devices' current streams. On one device nothing waits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from minedraft_core.vllm.gpu.jobs import DraftJob
@@ -97,7 +98,7 @@ class DraftEngine:
             self._drafts = zeros(rows, drafts, dtype=torch.int64)
         self._packs = torch.zeros(RING, rows, width, dtype=torch.int32, device=self._target)
         self._landing = torch.zeros(RING, rows, drafts, dtype=torch.int64, device=self._target)
-        self._settle()
+        self.settle()
 
     def bucket(self, num_reqs: int) -> int:
         """Rows of a job for so many requests."""
@@ -113,21 +114,22 @@ class DraftEngine:
         with self._streams():
             self._pack.copy_(self._packs[0], non_blocking=True)
             self._landing[0].copy_(self._drafts, non_blocking=True)
-        self._settle()
+        self.settle()
         pool = torch.cuda.graph_pool_handle()
         ways = (False,) if self._logits is None else (False, True)
-        with torch.cuda.device(self._device):
+        # A collected Triton kernel would unload its module in the middle of a capture.
+        with torch.cuda.device(self._device), freeze_gc_for_cudagraph_capture():
             for rows in reversed(self._buckets):
                 for sampled in ways:
                     with torch.cuda.stream(self._stream), self._model.building():
                         self._draft(rows, sampled=sampled)
                         self._draft(rows, sampled=sampled)
-                    self._settle()
+                    self.settle()
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
                         self._draft(rows, sampled=sampled)
                     self._graphs[rows, sampled] = graph
-        self._settle()
+        self.settle()
 
     def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
         """Enqueue a job whose rows the target's current stream has packed. Returns at once.
@@ -163,14 +165,22 @@ class DraftEngine:
         main.wait_stream(self._stream)
         main.wait_stream(self._copies)
 
-    def copy_blocks(self, pairs: torch.Tensor) -> None:
-        """Follow the target in copying KV blocks; pairs: int64 [n, 2] in pinned memory. Ordered with the jobs."""
-        with torch.cuda.stream(self._stream):
-            self._model.copy_blocks(pairs.to(self._device, non_blocking=True))
+    def begin_pass(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Keep the clock, and follow the target in copying KV blocks (source, destination). Ordered with the jobs; never waits."""
+        self.timer.tick()
+        if copies:
+            pairs = torch.tensor(copies, dtype=torch.int64, pin_memory=True)
+            with torch.cuda.stream(self._stream):
+                self._model.copy_blocks(pairs.to(self._device, non_blocking=True))
+
+    def settle(self) -> None:
+        """Wait for both devices; raises what they failed with."""
+        torch.cuda.synchronize(self._target)
+        torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
         """Wait for the last job and drop the graphs."""
-        self._settle()
+        self.settle()
         self._graphs.clear()
 
     def _run_prompt(self, prompt: Prompt, num_reqs: int) -> None:
@@ -180,7 +190,7 @@ class DraftEngine:
         longest = self._shape.max_len
         positions = here(prompt.positions)
         self._model.hidden(
-            here(prompt.ids),
+            here(prompt.ids).clamp(0, self._model.vocab_size - 1),
             positions.clamp(max=longest - 1),
             torch.where(positions < longest, here(prompt.slots), -1),
             here(prompt.query_start_loc),
@@ -215,6 +225,7 @@ class DraftEngine:
             self._seq_lens[0],
             self._temperature,
             self._seeds,
+            self._model.vocab_size,
             shape.block_size,
             shape.max_len,
         )
@@ -271,7 +282,3 @@ class DraftEngine:
                 stack.enter_context(torch.cuda.stream(self._copies))
             stack.enter_context(torch.cuda.stream(self._stream))
             yield
-
-    def _settle(self) -> None:
-        torch.cuda.synchronize(self._target)
-        torch.cuda.synchronize(self._device)

@@ -15,7 +15,7 @@ class DraftJob:
     """One batch that is drafted for.
 
     `slot` is its place in the ring, `idx` int64 [num_reqs] the requests' slots in the target's state, `sampled` says whether its drafts
-    come with their logits. `failed` marks a job that never ran. `keep` holds tensors that must live until the job has ended.
+    come with their logits. `keep` holds tensors that must live until the job has ended.
     """
 
     number: int
@@ -24,7 +24,6 @@ class DraftJob:
     idx: Any
     num_reqs: int
     sampled: bool
-    failed: bool = False
     keep: tuple[Any, ...] = ()
 
     @property

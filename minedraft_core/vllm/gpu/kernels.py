@@ -146,6 +146,7 @@ def _first_kernel(
     seq_lens,
     temperature,
     seeds,
+    vocab_size,
     BLOCK_SIZE: tl.constexpr,
     MAX_LEN: tl.constexpr,
 ):
@@ -158,8 +159,8 @@ def _first_kernel(
     inside_before = valid & (before < MAX_LEN)
     block = tl.load(pack + base + 8 + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     block_before = tl.load(pack + base + 8 + before // BLOCK_SIZE, mask=inside_before, other=0).to(tl.int64)
-    tl.store(ids + 2 * row, tl.load(pack + base))
-    tl.store(ids + 2 * row + 1, tl.load(pack + base + 1))
+    tl.store(ids + 2 * row, tl.minimum(tl.maximum(tl.load(pack + base), 0), vocab_size - 1))
+    tl.store(ids + 2 * row + 1, tl.minimum(tl.maximum(tl.load(pack + base + 1), 0), vocab_size - 1))
     tl.store(positions + 2 * row, tl.minimum(before, MAX_LEN - 1).to(tl.int64))
     tl.store(positions + 2 * row + 1, tl.minimum(position, MAX_LEN - 1).to(tl.int64))
     tl.store(slots + 2 * row, tl.where(inside_before, block_before * BLOCK_SIZE + before % BLOCK_SIZE, -1))
@@ -177,12 +178,14 @@ def first_inputs(
     seq_lens: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
+    vocab_size: int,
     block_size: int,
     max_len: int,
 ) -> None:
     """Inputs of the first draft step: the last two tokens of each request, two rows each.
 
-    Two suffice: whatever was accepted, the drafter's cache lacks at most the last two positions. packed: [n, HEADER + blocks]. Fills ids
+    Two suffice: whatever was accepted, the drafter's cache lacks at most the last two positions. Ids outside the vocabulary, such as
+    placeholders of images, are clamped. packed: [n, HEADER + blocks]. Fills ids
     int32 [2 n], positions int64 [2 n], slots int64 [2 n] (PAD_SLOT where nothing may be written), seq_lens int32 [n], temperature float32
     [n], seeds int64 [n].
     """
@@ -197,6 +200,7 @@ def first_inputs(
         seq_lens,
         temperature,
         seeds,
+        vocab_size,
         BLOCK_SIZE=block_size,
         MAX_LEN=max_len,
     )
@@ -210,6 +214,7 @@ def first_inputs_reference(
     seq_lens: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
+    vocab_size: int,
     block_size: int,
     max_len: int,
 ) -> None:
@@ -217,7 +222,7 @@ def first_inputs_reference(
     valid = packed[:, 3] > 0
     last = torch.where(valid, packed[:, 2], 1).long()
     both = torch.stack([last - 1, last], dim=1)
-    ids.copy_(packed[:, :2].flatten())
+    ids.copy_(packed[:, :2].flatten().clamp(0, vocab_size - 1))
     positions.copy_(both.clamp(max=max_len - 1).flatten())
     slots.copy_(_slots(packed, both, valid[:, None], block_size, max_len).flatten())
     seq_lens.copy_((last + 1).clamp(max=max_len))

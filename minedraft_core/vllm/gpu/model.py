@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from vllm.compilation.backends import set_model_tag
-from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CompilationMode, CUDAGraphMode, ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.distributed.parallel_state import GroupCoordinator, get_tp_group, get_world_group, init_model_parallel_group
 from vllm.forward_context import set_forward_context
@@ -18,8 +18,10 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadata
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from minedraft_core.config import ConfigError
+from minedraft_core.vllm.additional import AdditionalConfig
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
@@ -39,6 +41,10 @@ def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) ->
     draft.quant_config = VllmConfig.get_quantization_config(draft.model_config, config.load_config)
     draft.cache_config = copy.copy(config.cache_config)
     draft.cache_config.cache_dtype = "auto"
+    draft.cache_config.sliding_window = _only_window(draft.model_config)
+    draft.attention_config = copy.copy(config.attention_config)
+    draft.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+    draft.attention_config.backend_per_kind = {}
     draft.parallel_config = copy.copy(config.parallel_config)
     draft.parallel_config.tensor_parallel_size = 1
     draft.lora_config = None
@@ -50,11 +56,18 @@ def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) ->
     compilation.traced_files = set()
     compilation.cudagraph_mode = CUDAGraphMode.NONE
     # Compiled code is kept on disk and names its device, which vLLM's key of it leaves out.
-    draft.additional_config = {**config.additional_config, "minedraft_drafter_device": device.index}
+    draft.additional_config = AdditionalConfig({**config.additional_config, "minedraft_drafter_device": device.index})
     if not compiled:
         compilation.mode = CompilationMode.NONE
         compilation.custom_ops = ["all"]
     return draft
+
+
+def _only_window(model: ModelConfig) -> int | None:
+    # vLLM's cache configuration has the target's window, and only one that all layers have.
+    kinds = getattr(model.hf_text_config, "layer_types", None)
+    window: int | None = model.get_sliding_window()
+    return window if kinds is None or all(kind == "sliding_attention" for kind in kinds) else None
 
 
 def single_rank_group() -> GroupCoordinator | None:
@@ -79,10 +92,11 @@ class DraftModel:
         layers = config.compilation_config.static_forward_context
         self._layers: dict[str, Attention] = {}
         for name, layer in layers.items():
-            if not isinstance(layer, Attention) or not isinstance(layer.impl, FlashAttentionImpl):
+            plain = isinstance(layer, Attention) and isinstance(layer.impl, FlashAttentionImpl) and layer.kv_cache_dtype == "auto"
+            if not plain or layer.kv_sharing_target_layer_name is not None:
                 raise ConfigError(
-                    f"the draft model {config.model_config.model} has a layer {name} that FlashAttention does not run; on GPUs the drafter "
-                    "needs a dense or grouped-query decoder in bfloat16 or float16"
+                    f"the draft model {config.model_config.model} has a layer {name} that the drafter cannot run on GPUs: it "
+                    "needs a decoder of dense or grouped-query attention with a KV cache of its own in bfloat16 or float16"
                 )
             self._layers[name] = layer
         whole = all(layer.impl.sliding_window == _NO_WINDOW for layer in self._layers.values())

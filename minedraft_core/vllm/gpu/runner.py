@@ -147,6 +147,11 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._pipeline is not None:
             self._pipeline.prepare()
 
+    def check_pipeline(self) -> None:
+        """Once vLLM has warmed up. Raises RuntimeError where the drafter has failed in it."""
+        if self._pipeline is not None:
+            self._pipeline.check()
+
     @torch.inference_mode()
     def execute_model(
         self,
@@ -156,8 +161,12 @@ class MineDraftModelRunner(GPUModelRunner):
         **kwargs: Any,
     ) -> ModelRunnerOutput | IntermediateTensors | None:
         """Land the drafts that this pass verifies, then run it."""
-        if not dummy_run and scheduler_output.total_num_scheduled_tokens:
-            self._begin(scheduler_output)
+        if not dummy_run:
+            # vLLM copies blocks in passes without tokens, too.
+            if self._pipeline is not None:
+                self._pipeline.begin_pass(scheduler_output.kv_cache_block_copies or ())
+            if scheduler_output.total_num_scheduled_tokens:
+                self._begin(scheduler_output)
         return super().execute_model(scheduler_output, intermediate_tensors, dummy_run, **kwargs)
 
     def sample(
@@ -195,10 +204,6 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._stamps is not None:
             self._stamps.tick()
         self._stamp(self._ticket.reached)
-        if self._engine is not None:
-            self._engine.timer.tick()
-            if copies := scheduler_output.kv_cache_block_copies:
-                self._engine.copy_blocks(torch.tensor(copies, dtype=torch.int64, pin_memory=True).view(-1, 2))
         self._landed = () if self._pipeline is None else self._pipeline.land(scheduler_output.scheduled_spec_decode_tokens.keys())
         self._stamp(self._ticket.begin)
 

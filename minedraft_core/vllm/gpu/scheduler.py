@@ -106,7 +106,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
     def _obey(self, order: ModeOrder) -> None:
         """Change mode and number of drafts. What is drafted and under way is verified as it was scheduled."""
         self.mode, self.num_drafts = order.mode, order.num_speculative_tokens
-        self.switch(self.mode)
+        self.switch(self.mode if self._drafter_up else Mode.OFF)
         self._records.append(ModeRecord(self.mode, self.num_drafts))
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -149,6 +149,8 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         times = model_runner_output.times if isinstance(model_runner_output, TimedOutput) else None
         if isinstance(model_runner_output, TimedOutput) and model_runner_output.failure is not None:
             self._drafter_up = False
+            # Without drafts two sides are half batches that gain nothing.
+            self.switch(Mode.OFF)
             self._records.append(model_runner_output.failure)
         self._record(known, scheduler_output, outputs, drafts, times, arrived_us)
         if not self.running:
@@ -158,8 +160,9 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self._preempted += 1
-        # Its whole context will run again, and the drafter reads it.
-        self._unknown.discard(request.request_id)
+        if not self.cache_config.enable_prefix_caching:
+            # Its whole context will run again, and the drafter reads it.
+            self._unknown.discard(request.request_id)
         super()._preempt_request(request, timestamp, drop_stale_output)
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,22 @@ class PipelineSpeculator(BaseSpeculator):
     def capture(self) -> None:
         """See `init_cudagraph_manager`."""
 
+    def check(self) -> None:
+        """Wait for the devices. Raises RuntimeError where the drafter has failed, which at the start stops the start."""
+        if self._failed_from is None and self._engine is not None:
+            self._engine.settle()
+        if self._failed_from is not None:
+            raise RuntimeError("the drafter failed while it was warmed up: see the error above")
+
+    def begin_pass(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Follow the target in copying KV blocks (source, destination), and keep the drafter's clock."""
+        if self._engine is None or self._failed_from is not None:
+            return
+        try:
+            self._engine.begin_pass(copies)
+        except Exception as error:  # noqa: BLE001 -- see propose
+            self._fail(self._started, error)
+
     def land(self, request_ids: Collection[str]) -> tuple[JobTicket, ...]:
         """Land the drafts of these requests on the current stream. Returns the jobs that landed."""
         due = self._pending.due(request_ids)
@@ -126,7 +143,7 @@ class PipelineSpeculator(BaseSpeculator):
         drafts = num_speculative_tokens != 0 and bool(ends_prompt.any())
         if not drafts and not input_batch.has_prefill:
             return unchanged
-        prompt = self._prompt(input_batch, slot_mappings) if input_batch.has_prefill and self._engine is not None else None
+        prompt: Prompt | None = None
         job = DraftJob(
             number=self._started,
             slot=self._started % RING,
@@ -134,24 +151,28 @@ class PipelineSpeculator(BaseSpeculator):
             idx=input_batch.idx_mapping,
             num_reqs=input_batch.num_reqs,
             sampled=self.draft_logits is not None and bool((self._sampling.temperature.np[input_batch.idx_mapping_np] > 0).any()),
-            keep=(prompt,),
         )
-        self._started += 1
-        self._pending.add(job)
         if self._engine is not None and self._failed_from is None:
             try:
+                if input_batch.has_prefill:
+                    prompt = self._prompt(input_batch, slot_mappings)
                 rows = self._engine.rows(job.slot, job.num_reqs)
                 self._pack(rows, input_batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
                 self._engine.start(job, prompt, drafts=drafts)
             except Exception as error:  # noqa: BLE001 -- whatever ails the drafter, the target goes on
-                self._fail(job, error)
+                self._fail(job.number, error)
+        self._started += 1
+        self._pending.add(replace(job, keep=(prompt,)))
         return unchanged
 
     def close(self) -> None:
         """End the engine."""
         self._ready = False
         if self._engine is not None and self._failed_from is None:
-            self._engine.close()
+            try:
+                self._engine.close()
+            except Exception as error:  # noqa: BLE001 -- the end goes on, too
+                logger.warning("The drafter did not end in order: %s", error)
         self._engine = None
 
     def _pack(
@@ -202,19 +223,25 @@ class PipelineSpeculator(BaseSpeculator):
         return self._failed_from is not None and job.number >= self._failed_from
 
     def _land(self, job: DraftJob) -> None:
-        if self._engine is None:
-            tokens = self._buffer[: job.num_reqs]
-        elif self._lost(job):
-            tokens = self._buffer[: job.num_reqs].zero_()
-            if job.sampled:
-                self._certain(job.idx)
-        else:
-            tokens = self._engine.land(job)
+        tokens = self._landed(job)
         if self._group.world_size > 1:
             self._group.broadcast(tokens, src=0)
             if job.sampled:
                 self._share_logits(job)
         self._states.draft_tokens[job.idx] = tokens
+
+    def _landed(self, job: DraftJob) -> torch.Tensor:
+        buffer = self._buffer[: job.num_reqs]
+        if self._engine is None:
+            return buffer
+        if not self._lost(job):
+            try:
+                return self._engine.land(job)
+            except Exception as error:  # noqa: BLE001 -- see propose; the other ranks wait for these drafts
+                self._fail(job.number, error)
+        if job.sampled:
+            self._certain(job.idx)
+        return buffer.zero_()
 
     def _share_logits(self, job: DraftJob) -> None:
         """The logits that landed on rank 0, on every rank."""
@@ -230,10 +257,14 @@ class PipelineSpeculator(BaseSpeculator):
         self.draft_logits[idx] = _NO_LOGIT
         self.draft_logits[idx, :, 0] = 0.0
 
-    def _fail(self, job: DraftJob, error: Exception) -> None:
+    def _fail(self, number: int, error: Exception) -> None:
+        """Give the drafter up: jobs from this number on are lost."""
         message = f"{type(error).__name__}: {error}"
         logger.error("The drafter failed (%s). The target goes on without drafts.", message, exc_info=error)
-        self._failed_from = job.number
+        self._failed_from = number
         self._failure = DrafterRecord(up=False, restarted=False, reason="fault", message=message)
         assert self._engine is not None
-        self._engine.abandon()
+        try:
+            self._engine.abandon()
+        except Exception as another:  # noqa: BLE001 -- see propose
+            logger.error("The drafter's streams do not answer either: %s", another)  # noqa: TRY400 -- its cause is logged above

@@ -35,10 +35,10 @@ class StampLog:
 
     def __init__(self, device: torch.device, size: int = _RING) -> None:
         self._size = size
-        self._host = torch.zeros(size, dtype=torch.int64, pin_memory=True)
-        self._values: np.ndarray = self._host.numpy()
         with torch.cuda.device(device):
+            self._host = torch.zeros(size, dtype=torch.int64, pin_memory=True)
             self._view = get_accelerator_view_from_cpu_tensor(self._host)
+        self._values: np.ndarray = self._host.numpy()
 
     def stamp(self, index: int) -> None:
         """Stamp the time at which the current stream of the current device gets here."""

