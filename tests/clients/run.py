@@ -1,8 +1,8 @@
 """Run clients that others wrote against a server with the embedded model, and print what passed.
 
-Usage: python tests/clients/run.py [CLIENT ...]; every folder beside this file that holds a checks.py is a client. Each has its own
-environment under .venv-clients, made from its requirements.lock; one without a lock runs in the server's. CONFORMANCE_URL, _KEY, _MODEL and
-_FOLDER name a running server in place of one that is started here.
+Usage: python tests/clients/run.py [CLIENT ...]; every folder beside this file that holds a checks.py, or a checks.mjs for Node, is a
+client. Each has its own environment under .venv-clients, made from its requirements.lock or package-lock.json; one without a lock runs in
+the server's. CONFORMANCE_URL, _KEY, _MODEL and _FOLDER name a running server in place of one that is started here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,9 +43,13 @@ class Outcome:
     skipped: str | None = None
 
 
+class NoNodeError(Exception):
+    """Node or its npm is not installed."""
+
+
 def main(names: Sequence[str]) -> int:
     """Run the clients of these names, or all; 0 if everything passed."""
-    known = sorted(path.parent.name for path in HERE.glob("*/checks.py"))
+    known = sorted(path.parent.name for path in HERE.glob("*/checks.*"))
     unknown = sorted(set(names) - set(known))
     if unknown:
         print(f"no such client: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
@@ -62,14 +67,17 @@ def run(name: str, where: dict[str, str], scratch: Path) -> Outcome:
     """The checks of one client."""
     outcome = Outcome()
     try:
-        python = environment(name)
+        command = node_checks(name) if (HERE / name / "checks.mjs").exists() else python_checks(name)
     except subprocess.CalledProcessError as error:
-        outcome.skipped = f"its environment could not be made: {error.stderr.strip().splitlines()[-1]}"
+        outcome.skipped = f"its environment could not be made: {error.stderr.strip()[-1000:]}"
+        return outcome
+    except NoNodeError:
+        outcome.skipped = "node and npm are not on the PATH"
         return outcome
     folder = scratch / name
     folder.mkdir()
     process = subprocess.Popen(
-        [python, str(HERE / name / "checks.py")],
+        command,
         stdout=subprocess.PIPE,
         text=True,
         cwd=folder,
@@ -86,18 +94,20 @@ def run(name: str, where: dict[str, str], scratch: Path) -> Outcome:
             outcome.passed.append(result["check"])
         else:
             outcome.failed[result["check"]] = result["reason"]
-    if process.wait(CLIENT_SECONDS) or not (outcome.passed or outcome.failed):
+    # Node's test runner ends with 1 where a check failed; that check is reported already.
+    if (process.wait(CLIENT_SECONDS) and not outcome.failed) or not (outcome.passed or outcome.failed):
         outcome.failed["the script"] = f"it ended with {process.returncode}"
     return outcome
 
 
-def environment(name: str) -> Path:
-    """The Python of a client's own environment, made anew where the lock has changed."""
+def python_checks(name: str) -> list[str]:
+    """The command that runs checks.py in the client's own environment, which is made anew where the lock has changed."""
+    script = str(HERE / name / "checks.py")
     lock = HERE / name / "requirements.lock"
     if not lock.exists():
-        return Path(sys.executable)
+        return [sys.executable, script]
     folder = ENVIRONMENTS / name
-    note = folder / f".lock-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
+    note = folder / lock_note(lock)
     python = folder / "bin" / "python"
     if not note.exists():
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -110,7 +120,33 @@ def environment(name: str) -> Path:
         for command in commands:
             subprocess.run(command, check=True, capture_output=True, text=True)
         note.touch()
-    return python
+    return [str(python), script]
+
+
+def node_checks(name: str) -> list[str]:
+    """The command that runs checks.mjs in the client's own environment. Raises NoNodeError.
+
+    Node finds packages from a script's folder upwards, so the checks are copied to where theirs are installed.
+    """
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise NoNodeError
+    folder = ENVIRONMENTS / name
+    note = folder / lock_note(HERE / name / "package-lock.json")
+    made = note.exists()
+    if not made:
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(HERE / name, folder, dirs_exist_ok=True)
+    if not made:
+        install = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--engine-strict"]
+        subprocess.run(install, cwd=folder, check=True, capture_output=True, text=True)
+        note.touch()
+    return [node, "--test-reporter", str(HERE / "reporter.mjs"), str(folder / "checks.mjs")]
+
+
+def lock_note(lock: Path) -> str:
+    """The name of the file that tells an environment was made from this lock."""
+    return f".lock-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
 
 
 @contextmanager
