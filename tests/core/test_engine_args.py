@@ -30,6 +30,12 @@ def test_the_pipeline_is_put_in_place():
     assert (args.scheduler_cls, args.speculative_config, args.additional_config) == (None, None, {"mine": 1})
 
 
+def test_vllm_makes_room_for_the_longest_draft():
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=3, tetris=True, tetris_extra_proposals=2)
+    changed = with_pipeline(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
+    assert changed.speculative_config["num_speculative_tokens"] == 5
+
+
 @pytest.mark.parametrize("config", [PipelineConfig(), PipelineConfig(speculative=MineDraftConfig(model="d"))])
 def test_plain_decoding_asks_vllm_for_no_speculation(config):
     changed = with_pipeline(AsyncEngineArgs(model="m"), config)
