@@ -91,7 +91,7 @@ def test_a_dead_drafter_costs_no_request_while_it_looks_ahead(reference: Results
 
 
 def test_a_drafter_like_the_target_is_ahead_all_the_time_when_sampling_too(reference: Results) -> None:
-    """The target drafts for itself: all is accepted, so every next draft is begun before it is asked for, and most of drafting is hidden."""
+    """The target drafts for itself: nearly all is accepted, so every next draft is begun before it is asked for."""
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
     with engine("pearl", draft=prepare(progress=False).target) as pearl:
         (sampled,) = pearl.generate([Job(prompts()[0], params)])
