@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from minedraft_core.types import Mode
 
@@ -14,29 +14,86 @@ class ConfigError(ValueError):
     """A setting that cannot be served; the message names the key, the value and what is allowed."""
 
 
+MOST_DRAFTS = 64
+"""Draft tokens a step that are possible at most."""
+
+
 class MineDraftConfig(BaseModel):
     """The keys of `--speculative-config`.
 
-    `is_parallel` makes two sides of the requests (MineDraft, arXiv 2603.18016); without it the target waits for the drafter.
-    Without a `model`, or with 0 draft tokens, the target decodes alone.
+    `is_parallel` makes two sides of the requests (MineDraft, arXiv 2603.18016), with `force_pearl` one side and a drafter that goes on
+    while the target verifies (PEARL, arXiv 2408.11850); without it the target waits for the drafter. `tetris` verifies the draft tokens
+    of a batch that are most likely accepted (arXiv 2502.15197); its other keys say nothing without it. Without a `model`, or with 0
+    draft tokens, the target decodes alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["draft_model"] | None = Field(default=None, description="how drafts are made; null means draft_model")
+    method: Literal["draft_model"] | None = Field(
+        default=None, description="how drafts are made; null means draft_model; EAGLE drafters are not in this version"
+    )
     model: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="folder or name of the draft model")
     draft_tensor_parallel_size: Annotated[int, Field(ge=1, le=1)] = Field(
         default=1, description="devices the drafter is split over; only 1"
     )
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = Field(default=0, description="draft tokens a step, 0 to 64")
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MOST_DRAFTS)] = Field(
+        default=0, description=f"draft tokens a step, 0 to {MOST_DRAFTS}"
+    )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
+    force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides; on CPU")
+    tetris: bool = Field(
+        default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS); on CPU"
+    )
+    tetris_turn_on_batch_size: Annotated[int, Field(ge=0)] = Field(
+        default=1,
+        description="smallest batch that TETRIS works on, 0 or more; smaller ones are drafted for and verified as without it",
+    )
+    tetris_capacity: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="draft tokens that TETRIS verifies in a batch, 0 or more; 0: `num_speculative_tokens` x the requests of a full batch",
+    )
+    tetris_extra_proposals: Annotated[int, Field(ge=0, lt=MOST_DRAFTS)] = Field(
+        default=0,
+        description=f"draft tokens beyond `num_speculative_tokens` that TETRIS chooses from, 0 to {MOST_DRAFTS - 1}; "
+        f"both together at most {MOST_DRAFTS}",
+    )
+    draft_temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="temperature at which drafts of sampling requests are drawn, 0 to 100; 0: the most likely tokens; "
+        "null: the request's own; on CPU",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.force_pearl and not self.is_parallel:
+            raise ValueError("'force_pearl' puts lookahead in the place of two sides: set 'is_parallel' to true, or remove 'force_pearl'")
+        if self.longest_draft > MOST_DRAFTS:
+            raise ValueError(
+                f"'num_speculative_tokens' and 'tetris_extra_proposals' are {self.longest_draft} together; at most {MOST_DRAFTS} can be"
+            )
+        if self.tetris and not self.num_speculative_tokens:
+            raise ValueError("'tetris' chooses from draft tokens: set 'num_speculative_tokens' to 1 or more, or remove 'tetris'")
+        return self
 
     @property
     def mode(self) -> Mode:
         """The mode these keys ask for."""
         if self.model is None or self.num_speculative_tokens == 0:
             return Mode.OFF
-        return Mode.PARALLEL if self.is_parallel else Mode.SEQUENTIAL
+        if not self.is_parallel:
+            return Mode.SEQUENTIAL
+        return Mode.PEARL if self.force_pearl else Mode.PARALLEL
+
+    @property
+    def longest_draft(self) -> int:
+        """Draft tokens of a request that may be verified in a pass."""
+        return self.num_speculative_tokens + (self.tetris_extra_proposals if self.tetris else 0)
+
+    def check_on_gpus(self) -> None:
+        """Raise ConfigError for keys that only the CPU pipeline knows."""
+        for key in ("force_pearl", "tetris", "draft_temperature"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(f"--speculative-config: {key!r} works on CPU only in this version: remove it")
 
     @classmethod
     def parse(cls, source: str | dict[str, Any] | None) -> Self:
@@ -60,7 +117,9 @@ class MineDraftConfig(BaseModel):
 
     @classmethod
     def _explain(cls, fault: Any) -> str:
-        key = ".".join(str(part) for part in fault["loc"][:1])
+        if not fault["loc"]:
+            return f"--speculative-config: {fault['ctx']['error']}"
+        key = str(fault["loc"][0])
         if fault["type"] == "extra_forbidden":
             return f"--speculative-config: unknown key {key!r} (value {fault['input']!r}); allowed keys: {', '.join(cls.model_fields)}"
         return f"--speculative-config: {key!r} cannot be {fault['input']!r}; allowed: {cls.model_fields[key].description}"

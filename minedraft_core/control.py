@@ -6,7 +6,7 @@ The scheduler owns the server, whose thread checks an order and answers at once;
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,7 @@ from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
 
 _POLL_MS = 200
+_EVERYWHERE = (Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL)
 
 
 class ModeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +37,13 @@ class ControlError(RuntimeError):
     """The engine did not answer."""
 
 
-def check_order(order: ModeOrder, max_tokens: int) -> ModeOrder:
-    """The order as it can be carried out by an engine started with `max_tokens` draft tokens. Raises ConfigError where it cannot."""
+def check_order(order: ModeOrder, max_tokens: int, modes: Collection[Mode] = _EVERYWHERE) -> ModeOrder:
+    """The order as an engine started with `max_tokens` draft tokens can carry it out. Raises ConfigError where it cannot.
+
+    `modes` are those that its device knows.
+    """
+    if order.mode not in modes:
+        raise ConfigError(f"mode {order.mode}: not possible on this device; give one of {', '.join(modes)}")
     if order.mode is Mode.OFF:
         return ModeOrder(Mode.OFF, 0)
     if not max_tokens:

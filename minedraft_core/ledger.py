@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minedraft_core.types import DraftBatch, DraftItem, DraftResult, Sampling
+from minedraft_core.types import Draft, DraftBatch, DraftItem, DraftResult, Sampling
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class DraftLedger:
     _open: dict[str, int] = field(default_factory=dict)
     _round: int = 0
 
-    def order(self, contexts: Mapping[str, Context], num_tokens: int) -> DraftBatch:
-        """An order for these requests."""
+    def order(self, contexts: Mapping[str, Context], num_tokens: int, ahead: int = 0) -> DraftBatch:
+        """An order for these requests, with so many tokens to draft ahead afterwards."""
         self._round += 1
         items = []
         for request_id, context in contexts.items():
@@ -34,16 +34,17 @@ class DraftLedger:
             items.append(DraftItem(request_id, base, list(context.tokens[base:]), min(context.limit, num_tokens), context.sampling))
             self._told[request_id] = len(context.tokens)
             self._open[request_id] = self._round
-        return DraftBatch(self._round, num_tokens, items)
+        return DraftBatch(self._round, num_tokens, items, ahead)
 
-    def settle(self, result: DraftResult) -> tuple[dict[str, list[int]], int]:
+    def settle(self, result: DraftResult) -> tuple[dict[str, Draft], int]:
         """Take an answer: the drafts of the requests that wait for it, and how many tokens came too late to be used."""
-        drafts: dict[str, list[int]] = {}
+        drafts: dict[str, Draft] = {}
         late = 0
-        for request_id, tokens in zip(result.request_ids, result.tokens, strict=True):
+        logprobs = result.logprobs or [[]] * len(result.tokens)
+        for request_id, tokens, scores in zip(result.request_ids, result.tokens, logprobs, strict=True):
             if self._open.get(request_id) == result.round:
                 del self._open[request_id]
-                drafts[request_id] = tokens
+                drafts[request_id] = Draft(tokens, scores)
             else:
                 late += len(tokens)
         return drafts, late

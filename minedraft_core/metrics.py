@@ -15,13 +15,13 @@ from prometheus_client.registry import Collector
 
 from minedraft_core.acceptance import accepted_per_position
 from minedraft_core.feed import FeedMessage
-from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, RequestRecord, Side, StepRecord
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, RequestRecord, Side, StepRecord
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _GAP_BUCKETS = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1.0)
 _TOKEN_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _US = 1e-6
-_OVERLAP_WINDOW = 60.0
+_WINDOW = 60.0
 DROP_REASONS = ("tetris", "late", "fault", "grammar")
 FALLBACK_REASONS = ("late", "down")
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -78,6 +78,28 @@ class TokenLatency(Collector):
         yield family
 
 
+class RecentRatio:
+    """A part over a whole, both summed over the last minute; 0 where the whole is."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recent: deque[tuple[float, int, int]] = deque()
+
+    def observe(self, part: int, whole: int) -> None:
+        """Add to both."""
+        now = self._clock()
+        self._recent.append((now, part, whole))
+        while self._recent[0][0] < now - _WINDOW:
+            self._recent.popleft()
+
+    def __call__(self) -> float:
+        """The ratio now."""
+        horizon = self._clock() - _WINDOW
+        recent = [(part, whole) for at, part, whole in list(self._recent) if at >= horizon]
+        whole = sum(whole for _, whole in recent)
+        return sum(part for part, _ in recent) / whole if whole else 0.0
+
+
 class PipelineMetrics:
     """A feed sink that keeps the metrics of one engine in a registry of its own."""
 
@@ -86,8 +108,8 @@ class PipelineMetrics:
         self.registry = CollectorRegistry()
         self._token_latency = TokenLatency()
         self.registry.register(self._token_latency)
-        self._levels, self._clock = levels, clock
-        self._drafting: deque[tuple[float, int, int]] = deque()
+        self._levels = levels
+        self._hidden_share, self._success = RecentRatio(clock), RecentRatio(clock)
         self._declare(max_tokens)
 
     def _declare(self, max_tokens: int) -> None:
@@ -115,7 +137,10 @@ class PipelineMetrics:
         self._draft_at = counter("draft_tokens_per_position_total", "Draft tokens verified, by position.", "position")
         self._accepted_at = counter("accepted_tokens_per_position_total", "Draft tokens accepted, by position.", "position")
         self._dropped = counter("draft_tokens_dropped_total", "Draft tokens that were not verified, by reason.", "reason")
-        self._lookahead = counter("lookahead_total", "Lookahead drafts that could be used or not.", "result")
+        self._lookahead = counter("lookahead_total", "Drafts made ahead that could be used or not.", "result")
+        self._discarded = counter(
+            "lookahead_discarded_tokens_total", "Tokens drafted ahead that could not be used; not in the tokens drafted."
+        )
         self._restarts = counter("drafter_restarts_total", "Times the drafter was started anew after a fault.")
         self._fallbacks = counter("drafter_fallback_steps_total", "Steps the target went on without due drafts, by reason.", "reason")
         self._finished = counter("requests_finished_total", "Requests finished, by reason; each choice counts.", "reason")
@@ -129,7 +154,9 @@ class PipelineMetrics:
         self._side = gauge("sub_batch_requests", "Running requests of each side.", "side")
         self._up = gauge("drafter_up", "1 while the drafter is loaded and answers.")
         self._overlap = gauge("overlap_ratio", "Hidden over busy drafting time in the last minute.")
-        self._overlap.set_function(self._overlap_ratio)
+        self._overlap.set_function(self._hidden_share)
+        self._success_ratio = gauge("verification_success_ratio", "Accepted over verified draft tokens in the last minute.")
+        self._success_ratio.set_function(self._success)
         for position in range(max_tokens):
             self._draft_at.labels(position)
             self._accepted_at.labels(position)
@@ -138,7 +165,7 @@ class PipelineMetrics:
             (self._lookahead, ("hit", "miss")),
             (self._fallbacks, FALLBACK_REASONS),
             (self._finished, FINISH_REASONS),
-            (self._mode, (*Mode, "pearl")),
+            (self._mode, Mode),
             (self._side, [side.name for side in Side]),
         ):
             for value in values:
@@ -160,6 +187,8 @@ class PipelineMetrics:
                 self._observe_step(record)
             case DraftRecord():
                 self._observe_draft(record)
+            case LookaheadRecord():
+                self._observe_lookahead(record)
             case RequestRecord():
                 self._observe_request(record)
             case DrafterRecord():
@@ -167,7 +196,7 @@ class PipelineMetrics:
                 if record.restarted:
                     self._restarts.inc()
             case ModeRecord():
-                for mode in (*Mode, "pearl"):
+                for mode in Mode:
                     self._mode.labels(mode).set(mode == record.mode)
                 self._num_tokens.set(record.num_speculative_tokens)
 
@@ -182,6 +211,7 @@ class PipelineMetrics:
         self._verified_tokens.inc(step.verify_len)
         self._accepted_tokens.inc(step.accepted_num)
         self._generated.inc(step.generated_num)
+        self._success.observe(step.accepted_num, step.verify_len)
         for drafted, accepted in step.drafts:
             if drafted:
                 self._per_draft.observe(accepted)
@@ -195,16 +225,23 @@ class PipelineMetrics:
             self._fallbacks.labels(step.fallback_reason).inc()
 
     def _observe_draft(self, draft: DraftRecord) -> None:
-        busy = max(0, draft.end_us - draft.start_us)
+        busy = self._observe_busy(draft.start_us, draft.end_us, draft.hidden_us)
         self._draft_step.observe(busy * _US)
-        self._busy.inc(busy * _US)
-        self._hidden.inc(draft.hidden_us * _US)
-        self._exposed.inc(max(0, busy - draft.hidden_us) * _US)
         self._draft_tokens.inc(sum(draft.drafted_per_position))
-        now = self._clock()
-        self._drafting.append((now, busy, draft.hidden_us))
-        while self._drafting[0][0] < now - _OVERLAP_WINDOW:
-            self._drafting.popleft()
+
+    def _observe_lookahead(self, ahead: LookaheadRecord) -> None:
+        self._lookahead.labels("hit").inc(ahead.hits)
+        self._lookahead.labels("miss").inc(ahead.misses)
+        self._discarded.inc(ahead.discarded)
+        self._observe_busy(ahead.start_us, ahead.end_us, ahead.hidden_us)
+
+    def _observe_busy(self, start_us: int, end_us: int, hidden_us: int) -> int:
+        busy = max(0, end_us - start_us)
+        self._busy.inc(busy * _US)
+        self._hidden.inc(hidden_us * _US)
+        self._exposed.inc(max(0, busy - hidden_us) * _US)
+        self._hidden_share.observe(hidden_us, busy)
+        return busy
 
     def _observe_request(self, request: RequestRecord) -> None:
         self._finished.labels(request.finish_reason).inc()
@@ -217,9 +254,3 @@ class PipelineMetrics:
         if verdicts["all"]:
             self._good_requests.inc()
             self._good_tokens.inc(request.gen_len)
-
-    def _overlap_ratio(self) -> float:
-        horizon = self._clock() - _OVERLAP_WINDOW
-        recent = [(busy, hidden) for at, busy, hidden in list(self._drafting) if at >= horizon]
-        busy = sum(busy for busy, _ in recent)
-        return sum(hidden for _, hidden in recent) / busy if busy else 0.0

@@ -1,7 +1,7 @@
 """Which side a request joins, whose turn it is, and who changes sides: the whole difference between the modes. Pure functions.
 
 A cadence of one side is plain or sequential decoding, of two sides MineDraft (arXiv 2603.18016): the target verifies one side
-while the drafter drafts for the other.
+while the drafter drafts for the other. With one side a drafter can also go on along its own drafts while they are verified (PEARL).
 """
 
 from __future__ import annotations
@@ -45,10 +45,15 @@ class Cadence(Protocol):
     """Which running requests the target visits at each step. Remembers who is on which side; knows nothing of time or devices."""
 
     mode: Mode
+    sides: int
 
     @property
     def counts(self) -> Counts:
         """Requests on each side."""
+        ...
+
+    def ahead(self, num_tokens: int) -> int:
+        """How many tokens the drafter goes on with while its draft of `num_tokens` is verified."""
         ...
 
     def admit(self, request_id: str) -> None:
@@ -75,6 +80,8 @@ class Cadence(Protocol):
 class OneSide:
     """All requests at every step: plain decoding, and sequential speculative decoding."""
 
+    sides = 1
+
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self._members: dict[str, None] = {}
@@ -83,6 +90,10 @@ class OneSide:
     def counts(self) -> Counts:
         """All are on side A."""
         return len(self._members), 0
+
+    def ahead(self, num_tokens: int) -> int:
+        """None: the drafter waits for the target."""
+        return 0
 
     def admit(self, request_id: str) -> None:
         """Take part from the next step on."""
@@ -105,10 +116,22 @@ class OneSide:
         return request_id in self._members
 
 
+class OneSideAhead(OneSide):
+    """All requests at every step, while the drafter goes on along its own drafts (PEARL, arXiv 2408.11850)."""
+
+    def __init__(self) -> None:
+        super().__init__(Mode.PEARL)
+
+    def ahead(self, num_tokens: int) -> int:
+        """The token that the target adds to a draft that it accepts, and the next draft."""
+        return num_tokens + 1
+
+
 class TwoSides:
     """Two sides in turn, kept at equal size. With one side empty the other is verified at every step."""
 
     mode = Mode.PARALLEL
+    sides = 2
 
     def __init__(self) -> None:
         self._members: tuple[dict[str, None], dict[str, None]] = ({}, {})
@@ -118,6 +141,10 @@ class TwoSides:
     def counts(self) -> Counts:
         """Requests on each side."""
         return len(self._members[Side.A]), len(self._members[Side.B])
+
+    def ahead(self, num_tokens: int) -> int:
+        """None: the drafter has the other side to draft for."""
+        return 0
 
     def admit(self, request_id: str) -> None:
         """Join the side that `join` names."""
@@ -150,4 +177,9 @@ class TwoSides:
 
 def cadence_of(mode: Mode) -> Cadence:
     """The cadence that makes a mode."""
-    return TwoSides() if mode is Mode.PARALLEL else OneSide(mode)
+    match mode:
+        case Mode.PARALLEL:
+            return TwoSides()
+        case Mode.PEARL:
+            return OneSideAhead()
+    return OneSide(mode)

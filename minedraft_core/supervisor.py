@@ -16,7 +16,7 @@ from typing import Protocol
 from minedraft_core.config import DrafterConfig
 from minedraft_core.drafter import Drafter, DrafterError
 from minedraft_core.ledger import Context, DraftLedger
-from minedraft_core.types import DraftBatch, DrafterRecord, DraftResult
+from minedraft_core.types import Draft, DraftBatch, DrafterRecord, DraftResult
 
 _PATIENCE_FACTOR = 4.0
 _PATIENCE_MIN = 0.25
@@ -30,11 +30,12 @@ _MOST_DOUBLINGS = 64
 class Gathered:
     """What came back from the drafter.
 
-    `drafts` are usable now; `late` counts tokens that nobody waits for any more, `lost` tokens that a fault took; `answers` are all answers
-    received; `waited` is in seconds; `reason` says why requests that should have drafts have none ("late" or "down"), or is None.
+    `drafts` are those asked for that are here; `late` counts tokens that nobody waits for any more, `lost` tokens that a fault took;
+    `answers` are all answers received; `waited` is in seconds; `reason` says why requests that should have drafts have none ("late"
+    or "down"), or is None.
     """
 
-    drafts: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, Draft] = field(default_factory=dict)
     late: int = 0
     lost: int = 0
     answers: list[DraftResult] = field(default_factory=list)
@@ -44,7 +45,7 @@ class Gathered:
 
 @dataclass
 class _Inbox:
-    drafts: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, Draft] = field(default_factory=dict)
     late: int = 0
     answers: list[DraftResult] = field(default_factory=list)
 
@@ -52,12 +53,12 @@ class _Inbox:
 class Drafting(Protocol):
     """The drafting that an engine loop does: with a supervised drafter, or none at all."""
 
-    def order(self, contexts: Mapping[str, Context], num_tokens: int) -> None:
-        """Ask for up to `num_tokens` draft tokens for each request."""
+    def order(self, contexts: Mapping[str, Context], num_tokens: int, ahead: int = 0) -> None:
+        """Ask for up to `num_tokens` draft tokens for each request, and for `ahead` more to be made ready."""
         ...
 
     def gather(self, request_ids: Collection[str]) -> Gathered:
-        """Wait for the drafts of these requests, within reason, and take all others that are here."""
+        """Wait for the drafts of these requests, within reason. Those of others stay until they are asked for."""
         ...
 
     def forget(self, request_id: str) -> None:
@@ -72,7 +73,7 @@ class Drafting(Protocol):
 class NoDrafting:
     """Plain decoding: nobody drafts."""
 
-    def order(self, contexts: Mapping[str, Context], num_tokens: int) -> None:
+    def order(self, contexts: Mapping[str, Context], num_tokens: int, ahead: int = 0) -> None:
         """Nothing to do."""
 
     def gather(self, request_ids: Collection[str]) -> Gathered:
@@ -132,12 +133,14 @@ class DraftSupervisor:
             raise
         self._mark_up()
 
-    def order(self, contexts: Mapping[str, Context], num_tokens: int) -> None:
+    def order(self, contexts: Mapping[str, Context], num_tokens: int, ahead: int = 0) -> None:
         """Ask for drafts, unless the drafter is down or still owes answers that are late."""
         self._check()
         if not contexts or not self._up or self._given_up:
             return
-        batch = self._ledger.order(contexts, num_tokens)
+        for request_id in contexts:
+            self._set_aside(request_id)
+        batch = self._ledger.order(contexts, num_tokens, ahead)
         self._unanswered[batch.round] = (batch, self._clock())
         with self._faults_contained():
             self._working().start(batch)
@@ -150,8 +153,9 @@ class DraftSupervisor:
         self._receive(0.0)
         while self._up and self._ledger.waiting(request_ids) and (left := deadline - self._clock()) > 0:
             self._receive(left)
-        inbox, self._inbox = self._inbox, _Inbox()
-        drafts = inbox.drafts
+        inbox = self._inbox
+        drafts = {request_id: inbox.drafts.pop(request_id) for request_id in request_ids if request_id in inbox.drafts}
+        self._inbox = _Inbox(inbox.drafts)
         lost, self._lost = self._lost, 0
         reason = None
         if not self._up:
@@ -166,10 +170,15 @@ class DraftSupervisor:
 
     def forget(self, request_id: str) -> None:
         """Tell the drafter to free a request."""
-        self._inbox.late += len(self._inbox.drafts.pop(request_id, ()))
+        self._set_aside(request_id)
         if self._ledger.forget(request_id) and self._up:
             with self._faults_contained():
                 self._working().forget([request_id])
+
+    def _set_aside(self, request_id: str) -> None:
+        """A draft that nobody asked for in time."""
+        if (draft := self._inbox.drafts.pop(request_id, None)) is not None:
+            self._inbox.late += len(draft.tokens)
 
     def close(self) -> None:
         """End the drafter."""
@@ -223,6 +232,12 @@ class DraftSupervisor:
         for item, row in zip(batch.items, answer.tokens, strict=True):
             if len(row) > item.limit or any(not 0 <= token < self._vocab_size for token in row):
                 raise DrafterError("rubbish", f"the answer to order {batch.round} holds a draft that is too long or no token: {row}")
+        if answer.logprobs is None:
+            return
+        if [len(row) for row in answer.logprobs] != [len(row) for row in answer.tokens]:
+            raise DrafterError("rubbish", f"the answer to order {batch.round} holds other log-probabilities than tokens")
+        if not all(logprob <= 0 for row in answer.logprobs for logprob in row):
+            raise DrafterError("rubbish", f"the answer to order {batch.round} holds what is no log-probability")
 
     def _patience(self) -> float:
         longest = max(self._durations, default=_FIRST_DURATION)
@@ -272,6 +287,6 @@ class DraftSupervisor:
         self._unanswered.clear()
         self._given_up.clear()
         self._durations.clear()
-        self._lost += sum(map(len, self._inbox.drafts.values()))
+        self._lost += sum(len(draft.tokens) for draft in self._inbox.drafts.values())
         self._inbox.drafts.clear()
         self._report(DrafterRecord(up=False, restarted=False, reason=fault.reason, message=str(fault)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,7 @@ class Mode(enum.StrEnum):
     OFF = "off"
     SEQUENTIAL = "sequential"
     PARALLEL = "parallel"
+    PEARL = "pearl"
 
 
 class Side(enum.IntEnum):
@@ -66,11 +68,38 @@ class DraftItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftBatch(msgspec.Struct, frozen=True, tag="draft"):
-    """One order to the drafter: propose up to `num_tokens` tokens for each item. `round` grows with every order."""
+    """One order to the drafter: propose up to `num_tokens` tokens for each item. `round` grows with every order.
+
+    Once it has answered and has nothing else to do, the drafter goes on for `ahead` further tokens of each item (lookahead).
+    """
 
     round: int
     num_tokens: int
     items: list[DraftItem]
+    ahead: int = 0
+
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Lookahead(msgspec.Struct, frozen=True):
+    """What became of the tokens drafted ahead, since the last answer that told.
+
+    `hits` and `misses` count the drafts that were gone on with: a hit is one where all that the target delivered was on the drafter's own
+    chain, its last token too. `discarded` are tokens drafted ahead that no one can use. `span` is the time spent on drafting ahead.
+    """
+
+    hits: Count
+    misses: Count
+    discarded: Count
+    span: Span
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """The draft tokens of one request and the log-probability of each given those before it; none where they are not known."""
+
+    tokens: list[int]
+    logprobs: list[float] = []
 
 
 class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
@@ -78,7 +107,8 @@ class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
 
     `tokens` is [n, k], row i for `request_ids[i]`; a row is empty where the drafter had no room for the request.
     `logprobs` is [n, k] or none; `distributions` is [n, k, vocabulary] or none. Without distributions a token is the argmax, or drawn
-    with the noise that the target uses at its place: either way a function of the context and that noise.
+    with the noise that the target uses at its place: either way a function of the context and that noise. `lookahead` is none where
+    nothing was drafted ahead.
     """
 
     round: int
@@ -87,6 +117,7 @@ class DraftResult(msgspec.Struct, frozen=True, tag="drafts"):
     span: Span
     logprobs: list[list[float]] | None = None
     distributions: list[list[list[float]]] | None = None
+    lookahead: Lookahead | None = None
 
 
 class TraceStep(msgspec.Struct, frozen=True, tag="step"):
@@ -156,6 +187,17 @@ class DraftRecord(msgspec.Struct, frozen=True, tag="drafted"):
     drafted_per_position: list[int]
 
 
+class LookaheadRecord(msgspec.Struct, frozen=True, tag="ahead"):
+    """What an answer told of tokens drafted ahead, and how much of that time the target's passes hid."""
+
+    start_us: int
+    end_us: int
+    hidden_us: int
+    hits: int
+    misses: int
+    discarded: int
+
+
 class DrafterRecord(msgspec.Struct, frozen=True, tag="drafter"):
     """A change in the drafter's health. `restarted` is set on the change that a restart made; `message` says what went wrong."""
 
@@ -172,7 +214,7 @@ class ModeRecord(msgspec.Struct, frozen=True, tag="mode"):
     num_speculative_tokens: int
 
 
-Record = StepRecord | RequestRecord | DraftRecord | DrafterRecord | ModeRecord
+Record = StepRecord | RequestRecord | DraftRecord | LookaheadRecord | DrafterRecord | ModeRecord
 
 
 def now_us() -> int:

@@ -172,7 +172,7 @@ def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tu
         *(None if limit is None else limit / 1000 for limit in (settings.slo_ttft_ms, settings.slo_tpot_ms, settings.slo_e2e_ms))
     )
     speculative = settings.speculative_config or MineDraftConfig()
-    metrics = PipelineMetrics(levels, speculative.num_speculative_tokens)
+    metrics = PipelineMetrics(levels, speculative.longest_draft)
     sinks: list[Callable[[FeedMessage], None]] = [metrics, log_drafter, dashboard]
     if settings.trace is not None:
         try:

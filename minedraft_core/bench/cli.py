@@ -41,7 +41,7 @@ def bench_engine(
         str,
         typer.Option(
             help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
-            "device, and native, vLLM's own speculative decoding."
+            "device, and native, vLLM's own speculative decoding. On CPU also pearl, and MODE-tetris for every mode that drafts."
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
@@ -67,6 +67,10 @@ def bench_engine(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Random prompts of so many tokens in place of --prompts.", show_default=False)
     ] = None,
+    tetris_capacity: Annotated[
+        int, typer.Option(min=0, help="Draft tokens verified in a batch by the arms with TETRIS; 0: k for each request of a full batch.")
+    ] = 0,
+    tetris_extra_proposals: Annotated[int, typer.Option(min=0, max=63, help="Draft tokens beyond k that they choose from.")] = 0,
     drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
@@ -93,6 +97,8 @@ def bench_engine(
                 acceptance_length=acceptance_length,
                 prompt_tokens=prompt_tokens,
                 compiled_drafter=drafter_compiled,
+                tetris_capacity=tetris_capacity,
+                tetris_extra=tetris_extra_proposals,
             )
         )
         if json_file is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minedraft_core.config import ConfigError
+from minedraft_core.config import MOST_DRAFTS, ConfigError
 from minedraft_core.types import Mode
 
 ALL_CORES = "off-all-cores"
 NATIVE = "native"
 _SHARED = "-shared"
+_TETRIS = "-tetris"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ NO_CORES = Cores((), ())
 class Arm:
     """One engine of the benchmark. `name` is the row's mode; plain decoding on the drafter's cores too has a name of its own.
 
-    On GPUs an arm has no cores. `shared` puts the drafter on the target's own device, `native` is vLLM's own speculative decoding.
+    On GPUs an arm has no cores. `shared` puts the drafter on the target's own device, `native` is vLLM's own speculative decoding,
+    `tetris` verifies the best draft tokens of a batch.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Arm:
     cores: Cores
     shared: bool = False
     native: bool = False
+    tetris: bool = False
 
     @property
     def extra_devices(self) -> int:
@@ -49,7 +52,7 @@ class Plan:
 
     All of that is done `rounds` times, with engines started anew. `acceptance` is the probability of a replay, None for none.
     `acceptance_length` is the mean that vLLM's synthetic acceptance keeps, None for drafts that are verified; `prompt_tokens` the length
-    of random prompts, None for prompts of a file.
+    of random prompts, None for prompts of a file. `tetris_capacity` and `tetris_extra` are for the arms with TETRIS.
     """
 
     target: str
@@ -65,6 +68,8 @@ class Plan:
     acceptance_length: float | None = None
     prompt_tokens: int | None = None
     compiled_drafter: bool = False
+    tetris_capacity: int = 0
+    tetris_extra: int = 0
 
 
 def read_cores(flag: str, text: str) -> tuple[int, ...]:
@@ -105,21 +110,25 @@ def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:
 
     Raises ConfigError for a mode that is unknown or named twice.
     """
-    if not modes or len(set(modes)) != len(modes) or set(modes) - set(Mode):
-        raise ConfigError(f"--modes: {','.join(modes)!r} is not possible; name each of {', '.join(Mode)} at most once")
+    possible = {mode.value: Arm(mode, mode, cores) for mode in Mode}
+    possible |= {f"{mode}{_TETRIS}": Arm(f"{mode}{_TETRIS}", mode, cores, tetris=True) for mode in Mode if mode is not Mode.OFF}
     arms: list[Arm] = []
-    for mode in map(Mode, modes):
-        arms.append(Arm(mode, mode, cores))
-        if mode is Mode.OFF:
-            arms.append(Arm(ALL_CORES, mode, Cores((*cores.target, *cores.drafter), ())))
+    for arm in _named(modes, possible):
+        arms.append(arm)
+        if arm.mode is Mode.OFF:
+            arms.append(Arm(ALL_CORES, arm.mode, Cores((*cores.target, *cores.drafter), ())))
     return tuple(arms)
 
 
 def gpu_arms_of(modes: Sequence[str]) -> tuple[Arm, ...]:
     """The engines for these modes on GPUs, in the order given. Raises ConfigError for a mode that is unknown or named twice."""
-    possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in Mode}
+    possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in (Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL)}
     possible |= {f"{mode}{_SHARED}": Arm(f"{mode}{_SHARED}", mode, NO_CORES, shared=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
     possible[NATIVE] = Arm(NATIVE, Mode.SEQUENTIAL, NO_CORES, native=True)
+    return _named(modes, possible)
+
+
+def _named(modes: Sequence[str], possible: Mapping[str, Arm]) -> tuple[Arm, ...]:
     if not modes or len(set(modes)) != len(modes) or set(modes) - set(possible):
         raise ConfigError(f"--modes: {','.join(modes)!r} is not possible; name each of {', '.join(possible)} at most once")
     return tuple(possible[mode] for mode in modes)
@@ -130,6 +139,8 @@ def check(plan: Plan) -> Plan:
     modes = {arm.mode for arm in plan.arms}
     if modes != {Mode.OFF} and (not plan.draft or plan.num_tokens < 1):
         raise ConfigError("--draft and --num-speculative-tokens: speculation needs a drafter and at least 1 token")
+    if plan.num_tokens + plan.tetris_extra > MOST_DRAFTS:
+        raise ConfigError(f"--num-speculative-tokens and --tetris-extra-proposals: both together can be at most {MOST_DRAFTS}")
     if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:
         raise ConfigError(f"--concurrency: {','.join(map(str, plan.concurrency))!r} is not possible; give numbers of at least 1, each once")
     if plan.acceptance is not None and plan.arms[0].mode is not Mode.OFF:

@@ -18,7 +18,7 @@ from minedraft_core.bench.statistics import Figures
 from minedraft_core.overlap import parallel_over_sequential
 from minedraft_core.types import Mode
 
-_WIDTH = 132
+_WIDTH = 148
 DEFINITIONS = {
     "steady state": "All requests of a run are running, no prompt run is in progress, and every side had its turn since the last one.",
     "tokens_per_second": "Decode throughput: median over the runs of the tokens delivered in the steady state per second of it.",
@@ -28,8 +28,10 @@ DEFINITIONS = {
     "gap_ms": "Median time the target was idle between two passes of the steady state.",
     "wait_ms": "Median time a pass of the steady state waited for the drafter.",
     "overhead_ms": "Median time of scheduling and bookkeeping for a pass of the steady state.",
-    "hidden_share": "Time of drafting during passes of the target over all time of drafting, in the steady state.",
-    "acceptance_length": "1 + accepted tokens / verified drafts.",
+    "hidden_share": "Time of drafting during passes of the target over all time of drafting, drafting ahead too, in the steady state.",
+    "acceptance_length": "1 + accepted tokens / visits, a visit being a request in a pass that verified drafts.",
+    "verified_length": "Draft tokens verified / visits.",
+    "lookahead_hits": "Share of the drafts made ahead that could be used, in pearl.",
     "gpus": "CUDA devices in use; with one more than the target's the drafter has a device of its own.",
     "native": "vLLM's own speculative decoding, V1 runner; what its passes take is not measured.",
     "predicted_ratio": (
@@ -68,6 +70,8 @@ class Row(msgspec.Struct, frozen=True):
     target_cores: tuple[int, ...]
     drafter_cores: tuple[int, ...]
     gpus: int = 0
+    verified_length: float | None = None
+    lookahead_hits: float | None = None
 
 
 class BenchmarkFile(msgspec.Struct, frozen=True):
@@ -100,7 +104,7 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         (
             found
             for (other, count), found in all_figures.items()
-            if other.mode is Mode.SEQUENTIAL and not other.native and other.shared == shared and count == concurrency
+            if other.mode is Mode.SEQUENTIAL and not other.native and not other.tetris and other.shared == shared and count == concurrency
         ),
         None,
     )
@@ -119,7 +123,7 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         draft_ms=figures.draft_ms,
         gap_ms=figures.gap_ms,
         hidden_share=figures.hidden_share,
-        predicted_ratio=_prediction(sequential, figures) if arm.mode is Mode.PARALLEL and concurrency > 1 else None,
+        predicted_ratio=_prediction(sequential, figures) if arm.mode is Mode.PARALLEL and not arm.tetris and concurrency > 1 else None,
         sequential_ratio=figures.tokens_per_second / sequential.tokens_per_second if sequential else None,
         acceptance=_acceptance(plan) if speculates else None,
         tokens_per_second_whole=figures.tokens_per_second_whole,
@@ -130,6 +134,8 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         target_cores=arm.cores.target,
         drafter_cores=arm.cores.drafter if speculates else (),
         gpus=gpus,
+        verified_length=figures.verified_length,
+        lookahead_hits=figures.lookahead_hits,
     )
 
 
@@ -189,6 +195,8 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
         "x seq",
         "predicted",
         "accepted",
+        "verified",
+        "hits",
         "verify ms",
         "draft ms",
         "gap ms",
@@ -208,6 +216,8 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
             _shown(row.sequential_ratio, 2),
             _shown(row.predicted_ratio, 2),
             _shown(row.acceptance_length, 2),
+            _shown(row.verified_length, 2),
+            _shown(row.lookahead_hits, 2),
             _shown(row.verify_ms, 2),
             _shown(row.draft_ms, 2),
             _shown(row.gap_ms, 2),
@@ -242,7 +252,11 @@ def _caption(plan: Plan) -> str:
         if cores.target
         else "The drafter has a GPU of its own, in shared modes the target's; native is vLLM's own speculative decoding (V1 runner).",
         "predicted is x seq by (V(C) + D(C)) / (2 max(V(C/2), D(C/2))); accepted is the acceptance length.",
+        "verified is the draft tokens verified for a request in a pass, hits the share of drafts made ahead that could be used.",
     ]
+    if any(arm.tetris for arm in plan.arms):
+        capacity = f"{plan.tetris_capacity} tokens a batch" if plan.tetris_capacity else "k for each request of a full batch"
+        lines.append(f"TETRIS verifies {capacity}, out of k + {plan.tetris_extra} drafted for each request.")
     if plan.acceptance_length is not None:
         lines.append(f"Acceptance: synthetic, mean length {plan.acceptance_length:g}, whatever is drafted.")
     if plan.acceptance is not None:

@@ -86,7 +86,15 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
     )
     if plan.acceptance is not None:
         drafter = DrafterConfig(cores=arm.cores.drafter, replay=str(recordings), replay_acceptance=plan.acceptance)
-    speculative = MineDraftConfig(model=plan.draft, num_speculative_tokens=plan.num_tokens, is_parallel=arm.mode is Mode.PARALLEL)
+    speculative = MineDraftConfig(
+        model=plan.draft,
+        num_speculative_tokens=plan.num_tokens,
+        is_parallel=arm.mode is not Mode.SEQUENTIAL,
+        force_pearl=arm.mode is Mode.PEARL,
+        tetris=arm.tetris,
+        tetris_capacity=plan.tetris_capacity,
+        tetris_extra_proposals=plan.tetris_extra,
+    )
     return PipelineConfig(speculative=speculative, drafter=drafter, target_cores=arm.cores.target)
 
 

@@ -10,17 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from minedraft_core.types import DraftRecord, Record, Span, StepRecord
+from minedraft_core.types import DraftRecord, LookaheadRecord, Record, Span, StepRecord
 
 _US = 1e-6
 
 
 @dataclass(frozen=True)
 class Steady:
-    """The steady state of one run: passes of the target, the orders that the drafter answered for them, and the time both took."""
+    """The steady state of one run: passes of the target, the orders answered for them, what was drafted ahead, and the time of all."""
 
     steps: tuple[StepRecord, ...]
     orders: tuple[DraftRecord, ...]
+    ahead: tuple[LookaheadRecord, ...]
     span: Span
 
     @property
@@ -54,6 +55,8 @@ class Figures:
     drafted: int | None
     accepted: int | None
     acceptance_length: float | None
+    verified_length: float | None = None
+    lookahead_hits: float | None = None
 
 
 def steady_state(records: Sequence[Record], concurrency: int) -> Steady | None:
@@ -69,7 +72,8 @@ def steady_state(records: Sequence[Record], concurrency: int) -> Steady | None:
     first, last = sides - 1, sides - 1 + rounds * sides
     between = records[series[first][0] : series[last][0]]
     orders = tuple(record for record in between if isinstance(record, DraftRecord) and record.drafted_per_position)
-    return Steady(tuple(steps[first + 1 : last + 1]), orders, Span(steps[first].end_us, steps[last].end_us))
+    ahead = tuple(record for record in between if isinstance(record, LookaheadRecord))
+    return Steady(tuple(steps[first + 1 : last + 1]), orders, ahead, Span(steps[first].end_us, steps[last].end_us))
 
 
 def _longest_series(records: Sequence[Record], concurrency: int) -> list[tuple[int, StepRecord]]:
@@ -91,9 +95,12 @@ def summarise(runs: Sequence[Run]) -> Figures:
     """The figures of several runs: throughputs are medians over runs, times over all passes or orders; shares come from sums."""
     steps = [step for run in runs for step in run.steady.steps]
     orders = [order for run in runs for order in run.steady.orders]
-    drafts = [draft for step in steps for draft in step.drafts if draft[0]]
-    busy = sum(order.end_us - order.start_us for order in orders)
-    drafted, accepted = sum(drafted for drafted, _ in drafts), sum(accepted for _, accepted in drafts)
+    ahead = [record for run in runs for record in run.steady.ahead]
+    # A request whose draft was cut to nothing was visited too.
+    visits = sum(step.batched_requests for step in steps if step.verify_len)
+    drafted, accepted = sum(step.verify_len for step in steps), sum(step.accepted_num for step in steps)
+    busy = sum(record.end_us - record.start_us for record in (*orders, *ahead))
+    foreseen = sum(record.hits + record.misses for record in ahead)
     rates = tuple(run.steady.tokens_per_second for run in runs)
     draft_ms = _median_ms(order.end_us - order.start_us for order in orders)
     verify_ms = _median_ms(step.end_us - step.start_us for step in steps)
@@ -108,10 +115,12 @@ def summarise(runs: Sequence[Run]) -> Figures:
         gap_ms=_median_ms(step.gap_us for step in steps if step.gap_us is not None),
         wait_ms=_median_ms(step.drafter_wait_us for step in steps if step.drafter_wait_us is not None),
         overhead_ms=median(step.measured_overhead_time for step in steps) * 1000,
-        hidden_share=sum(order.hidden_us for order in orders) / busy if busy else None,
-        drafted=drafted if drafts else None,
-        accepted=accepted if drafts else None,
-        acceptance_length=1 + accepted / len(drafts) if drafts else None,
+        hidden_share=sum(record.hidden_us for record in (*orders, *ahead)) / busy if busy else None,
+        drafted=drafted if visits else None,
+        accepted=accepted if visits else None,
+        acceptance_length=1 + accepted / visits if visits else None,
+        verified_length=drafted / visits if visits else None,
+        lookahead_hits=sum(record.hits for record in ahead) / foreseen if foreseen else None,
     )
 
 

@@ -56,6 +56,7 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them; on GPUs see --drafter-device")
     if args.async_scheduling is False:
         raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
+    config.speculative.check_on_gpus()
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_GPU}.scheduler.MineDraftAsyncScheduler",
         "worker_cls": f"{_GPU}.worker.MineDraftWorker",
@@ -117,7 +118,7 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         changes["speculative_config"] = {
             "method": "custom_class",
             "model": f"{_CPU}.proposer.NoProposer",
-            "num_speculative_tokens": config.speculative.num_speculative_tokens,
+            "num_speculative_tokens": config.speculative.longest_draft,
         }
     return replace(args, **changes)
 

@@ -52,7 +52,7 @@ def step(
         side=number % 2 if parallel else 0,
         is_prompt_run=prompt,
         is_parallelised=parallel,
-        batched_requests=running,
+        batched_requests=(running + 1) // 2 if parallel and not prompt else running,
         preempted_requests=0,
         batched_token_num=running,
         proposed_len=sum(drafted for drafted, _ in drafts),

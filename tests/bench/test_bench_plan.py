@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minedraft_core.bench.plan import ALL_CORES, Cores, arms_of, check, read_cores, split_cores
+from minedraft_core.bench.plan import ALL_CORES, Cores, arms_of, check, gpu_arms_of, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, deal, read_prompts
 from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
@@ -24,7 +24,23 @@ def test_off_has_an_arm_on_all_cores() -> None:
     ]
 
 
-@pytest.mark.parametrize("modes", [[], ["off", "off"], ["pearl"]])
+def test_every_mode_but_off_has_an_arm_with_tetris() -> None:
+    arms = arms_of(["pearl", "sequential-tetris", "parallel-tetris", "pearl-tetris"], CORES)
+    assert [(arm.name, arm.mode, arm.tetris) for arm in arms] == [
+        ("pearl", Mode.PEARL, False),
+        ("sequential-tetris", Mode.SEQUENTIAL, True),
+        ("parallel-tetris", Mode.PARALLEL, True),
+        ("pearl-tetris", Mode.PEARL, True),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["pearl", "sequential-tetris"])
+def test_what_gpus_do_not_know_is_refused_there(mode: str) -> None:
+    with pytest.raises(ConfigError, match="--modes"):
+        gpu_arms_of([mode])
+
+
+@pytest.mark.parametrize("modes", [[], ["off", "off"], ["eagle"], ["off-tetris"]])
 def test_unknown_and_repeated_modes_are_refused(modes: list[str]) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         arms_of(modes, CORES)
@@ -76,6 +92,7 @@ def test_a_possible_plan_is_taken() -> None:
     [
         ({"draft": None}, "--draft"),
         ({"num_tokens": 0}, "--num-speculative-tokens"),
+        ({"num_tokens": 60, "tetris_extra": 5}, "--tetris-extra-proposals"),
         ({"concurrency": ()}, "--concurrency"),
         ({"concurrency": (0,)}, "--concurrency"),
         ({"concurrency": (8, 8)}, "--concurrency"),

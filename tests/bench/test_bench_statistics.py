@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from minedraft_core.bench.statistics import Run, Steady, steady_state, summarise
-from minedraft_core.types import DraftRecord, Mode, ModeRecord, Record, Span
+from minedraft_core.types import DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Span
 from tests.bench.samples import START, step
 
 
@@ -111,3 +111,34 @@ def test_figures_that_do_not_apply_to_plain_decoding_are_none() -> None:
     figures = summarise([Run(steady, 1.0)])
     assert figures.tokens_per_second == pytest.approx(100.0)
     assert {figures.draft_ms, figures.hidden_share, figures.drafted, figures.accepted, figures.acceptance_length, figures.wait_ms} == {None}
+
+
+def test_a_draft_cut_to_nothing_is_a_visit() -> None:
+    """Four requests, of which two are verified with three tokens each."""
+    records = [step(number, 10 * number, 10 * number + 9, running=4, generated=8, drafts=[(3, 3), (3, 1)]) for number in range(4)]
+    steady = steady_state(records, 4)
+    assert steady is not None
+    figures = summarise([Run(steady, 1.0)])
+    assert figures.acceptance_length == pytest.approx(1 + 4 / 4)
+    assert figures.verified_length == pytest.approx(6 / 4)
+
+
+def test_drafting_ahead_counts_as_drafting() -> None:
+    records: list[Record] = []
+    for number in range(4):
+        ahead = LookaheadRecord(START + 10_000 * number, START + 10_000 * number + 6_000, 6_000, hits=1, misses=3, discarded=15)
+        records += [
+            order(number, 10 * number + 6, 10 * number + 8, 0),
+            ahead,
+            step(number, 10 * number, 10 * number + 9, running=1, drafts=[(4, 2)], mode=Mode.PEARL),
+        ]
+    figures = summarise([Run(steady_of_one(records), 1.0)])
+    assert figures.hidden_share == pytest.approx(0.75)
+    assert figures.draft_ms == pytest.approx(2.0)
+    assert figures.lookahead_hits == pytest.approx(0.25)
+
+
+def steady_of_one(records: Sequence[Record]) -> Steady:
+    steady = steady_state(records, 1)
+    assert steady is not None
+    return steady

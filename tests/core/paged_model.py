@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from minedraft_core.vllm.cpu.query import Chosen
+
 VOCABULARY = 1009
 _SEED = 7
 
@@ -28,6 +30,8 @@ def continuation(context, count):
 
 class PagedModel:
     """The next token depends on the prefix as the cache holds it, so wrong bookkeeping shows as a wrong token or an error."""
+
+    scored = False
 
     def __init__(self, num_blocks, block_size):
         self._num_blocks, self._block_size = num_blocks, block_size
@@ -58,7 +62,7 @@ class PagedModel:
                 before, state = state, _extend(state, token)
                 self._entries[self._slot(query, position)] = before, state
             chosen.append(_choose(state, draw))
-        return chosen
+        return Chosen(chosen, [-float(token) for token in chosen] if self.scored else [])
 
     def _slot(self, query, position):
         return query.blocks[position // self._block_size], position % self._block_size

@@ -51,7 +51,7 @@ class Scheduler(CadenceMixin, Base):
         return set(names)
 
 
-@pytest.mark.parametrize("mode", [Mode.OFF, Mode.SEQUENTIAL])
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.SEQUENTIAL, Mode.PEARL])
 def test_one_side_schedules_everyone(mode):
     scheduler = Scheduler(mode)
     scheduler.add("a", "b", "c")

@@ -4,38 +4,70 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minedraft_core.types import DraftItem
+from minedraft_core.types import DraftItem, Lookahead, Sampling, Span
 from minedraft_core.vllm.cpu.contexts import DraftContext, DraftContexts, OutOfSyncError
 
 
 def drafted(tokens, drafts):
     """A context right after its draft: everything before the drafts is cached."""
-    return DraftContext(list(tokens), [], len(tokens), list(drafts))
+    return DraftContext(list(tokens), [], len(tokens), list(drafts), [-float(token) for token in drafts])
 
 
 @pytest.mark.parametrize(
-    ("delivered", "cached"),
-    [([9], 2), ([7], 3), ([7, 8], 4), ([7, 9], 3), ([7, 8, 6], 4), ([7, 8, 6, 5], 4), ([], 2)],
+    ("delivered", "cached", "chain"),
+    [
+        ([9], 2, []),
+        ([7], 3, [8, 6]),
+        ([7, 8], 4, [6]),
+        ([7, 9], 3, []),
+        ([7, 8, 6], 4, []),
+        ([7, 8, 6, 5], 4, []),
+        ([], 2, [7, 8, 6]),
+    ],
 )
-def test_entries_of_accepted_drafts_stay_valid_but_for_the_last(delivered, cached):
+def test_what_is_accepted_stays_cached_and_the_rest_of_a_chain_goes_on(delivered, cached, chain):
     context = drafted([1, 2], [7, 8, 6])
-    context.extend(delivered)
+    context.ahead = 1
+    on_chain = context.extend(delivered)
+    assert on_chain == (delivered == [7, 8, 6][: len(delivered)])
     assert context.cached == cached
     assert context.tokens == [1, 2, *delivered]
-    assert context.drafted == []
+    assert (context.chain, context.logprobs, context.ahead) == (chain, [-float(token) for token in chain], 0)
 
 
-def test_a_context_whose_cache_lags_gains_nothing_from_a_match():
-    context = DraftContext([1, 2, 3], [], 1, [7, 8])
-    context.extend([7, 8])
-    assert context.cached == 1
+def test_a_second_delivery_matches_the_rest_of_the_chain():
+    context = drafted([1, 2], [7, 8, 6, 5])
+    assert context.extend([7])
+    assert context.extend([8, 6])
+    assert (context.cached, context.chain) == (5, [5])
+    assert not context.extend([4])
+    assert (context.cached, context.chain) == (5, [])
 
 
-def test_a_second_delivery_matches_no_old_draft():
-    context = drafted([1, 2], [7, 8, 6])
-    context.extend([7])
-    context.extend([8])
-    assert context.cached == 3
+def test_other_noise_ends_a_chain():
+    contexts = DraftContexts(8, 4, 100)
+    context = contexts.update(DraftItem("a", 0, [1, 2], 3))
+    context.append(7)
+    context.append(8)
+    assert contexts.update(DraftItem("a", 2, [7], 3)).chain == [8]
+    assert contexts.update(DraftItem("a", 3, [], 3, Sampling(1.0, 5, 2))).chain == []
+
+
+def test_what_was_drafted_ahead_hits_misses_or_ends():
+    contexts = DraftContexts(8, 4, 100)
+    for delivered, ahead in (([7, 8], 2), ([7, 9], 2), (None, 2), ([7], 0)):
+        context = contexts.update(DraftItem("a", 0, [1, 2], 3))
+        for token in (7, 8, 6):
+            context.append(token)
+        context.ahead = ahead
+        if delivered is None:
+            contexts.forget("a")
+        else:
+            contexts.update(DraftItem("a", 2, delivered, 3))
+    contexts.tally.work(Span(10, 12))
+    contexts.tally.work(Span(13, 20))
+    assert contexts.tally.take() == Lookahead(hits=1, misses=2, discarded=4, span=Span(10, 20))
+    assert contexts.tally.take() is None
 
 
 def test_updates_follow_one_another():

@@ -47,6 +47,13 @@ def test_what_the_engine_was_not_started_for_is_refused(order: ModeOrder, most: 
         check_order(order, most)
 
 
+def test_a_mode_that_the_device_does_not_know_is_refused() -> None:
+    pearl = ModeOrder(Mode.PEARL, 2)
+    assert check_order(pearl, 4, Mode) == pearl
+    with pytest.raises(ConfigError, match="pearl: not possible on this device; give one of off, sequential, parallel"):
+        check_order(pearl, 4)
+
+
 def test_nobody_commands() -> None:
     orders = NoOrders()
     assert orders.take() is None

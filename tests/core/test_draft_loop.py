@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from paged_model import VOCABULARY, PagedModel, continuation
 
 from minedraft_core.ledger import Context, DraftLedger
-from minedraft_core.types import DraftBatch, DraftItem, Sampling
+from minedraft_core.types import Draft, DraftBatch, DraftItem, Sampling
 from minedraft_core.vllm.cpu import draft_loop
 from minedraft_core.vllm.cpu.contexts import DraftContexts, OutOfSyncError
 from minedraft_core.vllm.cpu.draft_loop import DraftLoop
@@ -142,6 +142,126 @@ def test_an_order_that_does_not_fit_what_is_known_is_refused():
         one(loop, [1, 2, 3, 4, 5], base=4)
 
 
+def ask(loop, tokens, base=0, limit=3, ahead=4, name="a"):
+    return loop.answer(DraftBatch(1, limit, [DraftItem(name, base, list(tokens[base:]), limit)], ahead))
+
+
+def counted(lookahead):
+    return lookahead.hits, lookahead.misses, lookahead.discarded
+
+
+def test_a_draft_made_ahead_is_ready_at_once_where_the_target_goes_along():
+    loop, model = loop_of()
+    context = [1, 2, 3, 4, 5]
+    first = ask(loop, context)
+    assert first.lookahead is None
+    model.passes.clear()
+    assert [loop.look_ahead() for _ in range(5)] == [True] * 4 + [False]
+    assert model.passes == [[(1, len(context) + place)] for place in range(2, 6)], "each pass runs the last token of the chain"
+    model.passes.clear()
+    longer = [*context, *continuation(context, 4)]
+    answer = ask(loop, longer, base=len(context))
+    assert answer.tokens == [continuation(longer, 3)]
+    assert model.passes == []
+    assert counted(answer.lookahead) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_draft_begun_ahead_is_finished(done):
+    loop, model = loop_of()
+    context = [1, 2, 3, 4, 5]
+    ask(loop, context)
+    for _ in range(done):
+        loop.look_ahead()
+    model.passes.clear()
+    longer = [*context, *continuation(context, 4)]
+    answer = ask(loop, longer, base=len(context))
+    assert answer.tokens == [continuation(longer, 3)]
+    assert len(model.passes) == 3 - (done - 1)
+    assert counted(answer.lookahead) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3])
+def test_a_draft_made_ahead_is_discarded_where_the_target_leaves_it(accepted):
+    loop, model = loop_of()
+    context = [1, 2, 3, 4, 5]
+    drafts = ask(loop, context).tokens[0]
+    while loop.look_ahead():
+        pass
+    model.passes.clear()
+    longer = [*context, *drafts[:accepted], 500]
+    answer = ask(loop, longer, base=len(context))
+    assert answer.tokens == [continuation(longer, 3)]
+    assert model.passes == [[(2, len(longer) - 2)], [(1, len(longer))], [(1, len(longer) + 1)]]
+    assert counted(answer.lookahead) == (0, 1, 4)
+
+
+def test_drafts_that_were_not_verified_are_the_beginning_of_the_next():
+    loop, model = loop_of()
+    context = [1, 2, 3, 4, 5]
+    drafts = ask(loop, context, limit=6, ahead=0).tokens[0]
+    model.passes.clear()
+    longer = [*context, *drafts[:3]]
+    answer = ask(loop, longer, base=len(context), limit=6, ahead=0)
+    assert answer.tokens == [continuation(longer, 6)]
+    assert model.passes == [[(1, len(longer) + place)] for place in (2, 3, 4)]
+    assert answer.lookahead is None
+
+
+def test_only_those_asked_for_are_drafted_ahead_and_none_that_ended():
+    loop, model = loop_of()
+    ask(loop, [1, 2], name="a")
+    ask(loop, [3, 4], name="b", ahead=0)
+    ask(loop, [5, 6], name="c")
+    loop.forget(["c"])
+    model.passes.clear()
+    assert loop.look_ahead()
+    assert model.passes == [[(1, 4)]]
+    loop.forget(["a"])
+    assert not loop.look_ahead()
+    assert counted(ask(loop, [9], name="d").lookahead) == (0, 1, 1)
+
+
+def test_a_new_order_without_lookahead_ends_it():
+    loop, _ = loop_of()
+    ask(loop, [1, 2])
+    loop.look_ahead()
+    ask(loop, [1, 2, 500], base=2, ahead=0)
+    assert not loop.look_ahead()
+
+
+def test_without_room_nothing_is_drafted_ahead():
+    loop, _ = loop_of(max_context=10)
+    assert ask(loop, [1] * 6).tokens == [continuation([1] * 6, 3)]
+    assert not loop.look_ahead()
+
+
+def test_a_sampling_request_is_drawn_for_ahead_with_the_noise_of_each_place():
+    loop, model = loop_of()
+    prompt, sampling = [1, 2, 3, 4], Sampling(0.7, 99, 4)
+    loop.answer(DraftBatch(1, 3, [DraftItem("a", 0, prompt, 3, sampling)], 4))
+    while loop.look_ahead():
+        pass
+    model.passes.clear()
+    output = drawn(prompt, [], 4, sampling)
+    answer = loop.answer(DraftBatch(2, 3, [DraftItem("a", 4, output, 3, sampling)], 4))
+    assert answer.tokens == [drawn(prompt, output, 3, sampling)]
+    assert model.passes == []
+
+
+def test_log_probabilities_come_with_their_tokens():
+    loop, model = loop_of()
+    model.scored = True
+    first = ask(loop, [1, 2, 3])
+    assert first.logprobs == [[-float(token) for token in first.tokens[0]]]
+    loop.look_ahead()
+    loop.look_ahead()
+    longer = [1, 2, 3, *continuation([1, 2, 3], 4)]
+    second = ask(loop, longer, base=3)
+    assert second.tokens == [continuation(longer, 3)]
+    assert second.logprobs == [[-float(token) for token in second.tokens[0]]]
+
+
 class Engine:
     """Plays the target: delivers tokens, orders through a real ledger, and knows what each draft must be."""
 
@@ -170,7 +290,7 @@ class Engine:
         self._order()
 
     def _deliver(self, name):
-        drafts = self._drafts.pop(name, [])
+        drafts = self._drafts.pop(name, Draft([])).tokens
         accepted = self._data.draw(st.integers(0, len(drafts)))
         own = self._data.draw(st.sampled_from([[500], [501], continuation([*self._contexts[name], *drafts[:accepted]], 1)]))
         self._contexts[name] = [*self._contexts[name], *drafts[:accepted], *own]
@@ -181,7 +301,7 @@ class Engine:
         if not chosen:
             return
         limits = {name: draw(st.integers(0, 4)) for name in chosen}
-        batch = self._ledger.order({name: Context(self._contexts[name], limits[name]) for name in chosen}, 4)
+        batch = self._ledger.order({name: Context(self._contexts[name], limits[name]) for name in chosen}, 4, draw(st.sampled_from([0, 5])))
         superseded = frozenset(name for name in chosen if draw(st.integers(0, 5)) == 0)
         result = self._loop.answer(batch, superseded)
         assert result.request_ids == chosen
@@ -189,6 +309,8 @@ class Engine:
             expected = [] if name in superseded else continuation(self._contexts[name], limits[name])
             assert row == expected
         self._drafts.update(self._ledger.settle(result)[0])
+        for _ in range(draw(st.integers(0, 6))):
+            self._loop.look_ahead()
 
 
 @settings(max_examples=100)

@@ -278,6 +278,37 @@ def test_main_answers_until_the_engine_is_gone(engine_end, monkeypatch):
     ]
 
 
+def test_main_drafts_ahead_while_nobody_asks(engine_end, monkeypatch):
+    models = []
+
+    class Model(PagedModel):
+        max_context, num_blocks, block_size = 60, 50, 4
+
+        def __init__(self, config):
+            super().__init__(self.num_blocks, self.block_size)
+            models.append(self)
+
+    monkeypatch.setattr("minedraft_core.vllm.cpu.model.DraftModel", Model)
+    engine_end.send_bytes(encode(config()))
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    decoder = msgspec.msgpack.Decoder(Ready | DraftResult)
+    assert decoder.decode(engine_end.recv_bytes()) == Ready(60)
+    engine_end.send_bytes(encode(DraftBatch(1, 3, [DraftItem("a", 0, [1, 2], 3)], 4)))
+    engine_end.recv_bytes()
+    wait_until(lambda: len(models[0].passes) == 3 + 4)
+    delivered = continuation([1, 2], 4)
+    engine_end.send_bytes(encode(DraftBatch(2, 3, [DraftItem("a", 2, delivered, 3)])))
+    answer = decoder.decode(engine_end.recv_bytes())
+    assert answer.tokens == [continuation([1, 2, *delivered], 3)]
+    assert (answer.lookahead.hits, answer.lookahead.misses, answer.lookahead.discarded) == (1, 0, 0)
+    assert answer.lookahead.span.duration_us > 0
+    assert len(models[0].passes) == 3 + 4
+    engine_end.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
 def test_main_says_why_it_cannot_go_on(engine_end, tmp_path):
     engine_end.send_bytes(encode(config(tmp_path / "nowhere")))
     with pytest.raises(Exception, match="nowhere"):

@@ -8,6 +8,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.vllm import args as arguments
 from minedraft_core.vllm.args import with_pipeline
 from minedraft_core.vllm.plugin import check_version, register
 
@@ -28,6 +29,18 @@ def test_the_pipeline_is_put_in_place():
     assert (changed.model, changed.max_num_seqs, changed.additional_config["mine"]) == ("m", 7, 1)
     assert PipelineConfig.model_validate(changed.additional_config["minedraft"]) == PARALLEL
     assert (args.scheduler_cls, args.speculative_config, args.additional_config) == (None, None, {"mine": 1})
+
+
+def test_vllm_makes_room_for_the_longest_draft():
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=3, tetris=True, tetris_extra_proposals=2)
+    changed = with_pipeline(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
+    assert changed.speculative_config["num_speculative_tokens"] == 5
+
+
+def test_what_gpus_do_not_know_is_refused_there():
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=3, is_parallel=True, force_pearl=True)
+    with pytest.raises(ConfigError, match="'force_pearl' works on CPU only"):
+        arguments._on_cuda(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
 
 
 @pytest.mark.parametrize("config", [PipelineConfig(), PipelineConfig(speculative=MineDraftConfig(model="d"))])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minedraft_core.ledger import Context, DraftLedger
-from minedraft_core.types import DraftItem, DraftResult, Sampling, Span
+from minedraft_core.types import Draft, DraftItem, DraftResult, Sampling, Span
 
 
 def answer(batch, rows):
@@ -32,17 +32,24 @@ def test_an_answer_counts_once_and_only_for_the_open_order():
     old = ledger.order({"a": Context([1], 9), "b": Context([2], 9)}, 3)
     new = ledger.order({"a": Context([1, 5], 9)}, 3)
     assert ledger.waiting(["a", "b", "c"]) == {"a", "b"}
-    assert ledger.settle(answer(old, [[10, 11], [20, 21, 22]])) == ({"b": [20, 21, 22]}, 2)
+    assert ledger.settle(answer(old, [[10, 11], [20, 21, 22]])) == ({"b": Draft([20, 21, 22])}, 2)
     assert ledger.waiting(["a", "b"]) == {"a"}
-    assert ledger.settle(answer(new, [[12]])) == ({"a": [12]}, 0)
+    assert ledger.settle(answer(new, [[12]])) == ({"a": Draft([12])}, 0)
     assert ledger.settle(answer(new, [[12]])) == ({}, 1)
     assert ledger.waiting(["a", "b"]) == set()
+
+
+def test_log_probabilities_stay_with_their_tokens():
+    ledger = DraftLedger()
+    batch = ledger.order({"a": Context([1], 9), "b": Context([2], 9)}, 2)
+    result = DraftResult(batch.round, ["a", "b"], [[3, 4], [5]], Span(0, 0), logprobs=[[-1.0, -2.0], [-3.0]])
+    assert ledger.settle(result)[0] == {"a": Draft([3, 4], [-1.0, -2.0]), "b": Draft([5], [-3.0])}
 
 
 def test_an_empty_row_is_an_answer():
     ledger = DraftLedger()
     batch = ledger.order({"a": Context([1], 9)}, 3)
-    assert ledger.settle(answer(batch, [[]])) == ({"a": []}, 0)
+    assert ledger.settle(answer(batch, [[]])) == ({"a": Draft([])}, 0)
     assert ledger.waiting(["a"]) == set()
 
 

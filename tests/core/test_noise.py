@@ -1,12 +1,15 @@
 """Drafts drawn with the target's noise: against vLLM's own CPU sampler."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from vllm.sampling_params import SamplingParams, SamplingType
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from minedraft_core.vllm.cpu.head import DraftHead, narrow_scores
-from minedraft_core.vllm.cpu.noise import Draw, SeedStream, gumbel_argmax, seeded
+from minedraft_core.types import Sampling
+from minedraft_core.vllm.cpu.head import DraftHead, ScoringHead, narrow_scores
+from minedraft_core.vllm.cpu.noise import Draw, SeedStream, gumbel_argmax, sampling_of, seeded
 
 pytestmark = pytest.mark.usefixtures("single_thread")
 
@@ -54,7 +57,7 @@ def test_a_narrow_head_chooses_as_the_whole_one_restricted_to_its_tokens(dtype, 
     hidden = torch.randn(64, HIDDEN, generator=generator).to(dtype)
     token_ids = torch.randperm(VOCABULARY, generator=generator)[:size].sort().values
     draws = [None if row % 3 == 0 else Draw(0.8, row) for row in range(64)]
-    chosen = DraftHead(narrow_scores(weight, token_ids), token_ids, VOCABULARY).choose(hidden, draws)
+    chosen = DraftHead(narrow_scores(weight, token_ids), token_ids, VOCABULARY).choose(hidden, draws).tokens
     scores = torch.full((64, VOCABULARY), float("-inf"))
     scores[:, token_ids] = (hidden @ weight[token_ids].T).float()
     expected = [
@@ -64,6 +67,38 @@ def test_a_narrow_head_chooses_as_the_whole_one_restricted_to_its_tokens(dtype, 
     # Two kernels may round a tie of the best two apart.
     assert agreeing >= (64 if dtype is torch.float32 else 62)
     assert set(chosen) <= set(token_ids.tolist())
+
+
+@pytest.mark.parametrize("size", [1, 40, VOCABULARY])
+def test_a_scoring_head_chooses_alike_and_says_how_likely(size):
+    generator = torch.Generator().manual_seed(5)
+    weight, hidden = torch.randn(VOCABULARY, HIDDEN, generator=generator), torch.randn(12, HIDDEN, generator=generator)
+    token_ids = torch.randperm(VOCABULARY, generator=generator)[:size].sort().values
+    draws = [None if row % 3 == 0 else Draw(0.5 + row / 10, row) for row in range(12)]
+    score = narrow_scores(weight, token_ids)
+    plain = DraftHead(score, token_ids, VOCABULARY).choose(hidden, draws)
+    scored = ScoringHead(score, token_ids, VOCABULARY).choose(hidden, draws)
+    assert (plain.logprobs, scored.tokens) == ([], plain.tokens)
+    scores = torch.full((12, VOCABULARY), float("-inf"))
+    scores[:, token_ids] = hidden @ weight[token_ids].T
+    expected = [
+        float((scores[row] / (1.0 if draw is None else draw.temperature)).log_softmax(0)[token])
+        for row, (draw, token) in enumerate(zip(draws, scored.tokens, strict=True))
+    ]
+    assert scored.logprobs == pytest.approx(expected, abs=1e-4)
+    assert max(scored.logprobs) <= 0.0
+
+
+def request_of(**fields):
+    return SimpleNamespace(sampling_params=SamplingParams(**fields), num_prompt_tokens=7)
+
+
+def test_the_drafter_draws_as_the_target_or_as_it_is_told():
+    request = request_of(temperature=0.8, seed=3)
+    assert sampling_of(request) == Sampling(0.8, 3, 7)
+    assert sampling_of(request, 0.2) == Sampling(0.2, 3, 7)
+    assert sampling_of(request, 0.0) is None
+    assert sampling_of(request_of(temperature=0.0), 0.7) is None
 
 
 def test_sampling_without_a_seed_gets_one_of_its_own():

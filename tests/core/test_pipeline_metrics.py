@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 
 from minedraft_core.feed import FeedMessage
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
-from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, RequestRecord
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, RequestRecord
 
 HISTOGRAMS = (
     "minedraft_draft_step_duration_seconds",
@@ -38,6 +38,8 @@ PLAIN = (
     "minedraft_num_speculative_tokens",
     "minedraft_drafter_up",
     "minedraft_overlap_ratio",
+    "minedraft_verification_success_ratio",
+    "minedraft_lookahead_discarded_tokens_total",
 )
 LABELLED = {
     "minedraft_draft_tokens_dropped_total": [{"reason": reason} for reason in ("tetris", "late", "fault", "grammar")],
@@ -168,6 +170,33 @@ def test_drafting_time_is_hidden_or_exposed():
     assert value(metrics, "minedraft_draft_exposed_seconds_total") == pytest.approx(1.0)
     assert value(metrics, "minedraft_draft_tokens_total") == 8
     assert value(metrics, "minedraft_overlap_ratio") == pytest.approx(0.6)
+
+
+def test_drafting_ahead_is_drafting_time_and_its_fate_is_counted():
+    metrics = make()
+    metrics.observe(DraftRecord(1, 0, 1_000_000, 0, 3, [3, 2]))
+    metrics.observe(LookaheadRecord(1_000_000, 4_000_000, 2_000_000, hits=2, misses=1, discarded=5))
+    assert value(metrics, "minedraft_lookahead_total", result="hit") == 2
+    assert value(metrics, "minedraft_lookahead_total", result="miss") == 1
+    assert value(metrics, "minedraft_lookahead_discarded_tokens_total") == 5
+    assert value(metrics, "minedraft_draft_busy_seconds_total") == pytest.approx(4.0)
+    assert value(metrics, "minedraft_draft_hidden_seconds_total") == pytest.approx(2.0)
+    assert value(metrics, "minedraft_draft_exposed_seconds_total") == pytest.approx(2.0)
+    assert value(metrics, "minedraft_overlap_ratio") == pytest.approx(0.5)
+    assert value(metrics, "minedraft_draft_step_duration_seconds_count") == 1
+    assert value(metrics, "minedraft_draft_tokens_total") == 5
+
+
+def test_the_verification_success_ratio_is_that_of_the_last_minute():
+    clock = Clock()
+    metrics = make(clock=clock)
+    metrics.observe(step_record(verify_len=8, accepted_num=2))
+    clock.now += 40.0
+    metrics.observe(step_record(verify_len=2, accepted_num=2))
+    metrics.observe(step_record(verify_len=0, accepted_num=0))
+    assert value(metrics, "minedraft_verification_success_ratio") == pytest.approx(0.4)
+    clock.now += 30.0
+    assert value(metrics, "minedraft_verification_success_ratio") == 1.0
 
 
 def test_the_overlap_ratio_is_that_of_the_last_minute():

@@ -45,6 +45,14 @@ def test_only_the_due_side_gives_requests_away(counts, due, expected):
     assert surplus(counts, due) == expected
 
 
+def test_every_mode_has_its_cadence():
+    cadences = {mode: cadence_of(mode) for mode in Mode}
+    assert {mode: (cadence.mode, cadence.sides) for mode, cadence in cadences.items()} == {
+        mode: (mode, 2 if mode is Mode.PARALLEL else 1) for mode in Mode
+    }
+    assert {mode: cadence.ahead(4) for mode, cadence in cadences.items() if cadence.ahead(4)} == {Mode.PEARL: 5}
+
+
 def test_two_sides_alternate_with_equal_halves():
     cadence = TwoSides()
     for name in "abcd":

@@ -21,6 +21,9 @@ from minedraft_core.types import Mode
         ({"model": "d", "num_speculative_tokens": 1}, Mode.SEQUENTIAL),
         ({"model": "d", "num_speculative_tokens": 64, "is_parallel": False, "method": "draft_model"}, Mode.SEQUENTIAL),
         ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "method": None, "draft_tensor_parallel_size": 1}, Mode.PARALLEL),
+        ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "force_pearl": False}, Mode.PARALLEL),
+        ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "force_pearl": True, "tetris": True}, Mode.PEARL),
+        ({"is_parallel": True, "force_pearl": True}, Mode.OFF),
     ],
 )
 def test_keys_give_a_mode(keys, mode):
@@ -37,6 +40,7 @@ def test_nothing_given_is_plain_decoding():
     ("key", "wrong", "allowed"),
     [
         ("method", "eagle", "draft_model"),
+        ("method", "eagle3", "EAGLE drafters are not in this version"),
         ("method", 1, "draft_model"),
         ("model", "", "draft model"),
         ("model", 7, "draft model"),
@@ -58,6 +62,17 @@ def test_nothing_given_is_plain_decoding():
         ("is_parallel", "true", "two sides"),
         ("is_parallel", 1, "two sides"),
         ("is_parallel", None, "two sides"),
+        ("force_pearl", 1, "lookahead"),
+        ("tetris", "true", "TETRIS"),
+        ("tetris_turn_on_batch_size", -1, "0 or more"),
+        ("tetris_turn_on_batch_size", None, "0 or more"),
+        ("tetris_capacity", -1, "0 or more"),
+        ("tetris_capacity", 2.5, "0 or more"),
+        ("tetris_extra_proposals", -1, "0 to 63"),
+        ("tetris_extra_proposals", 64, "0 to 63"),
+        ("draft_temperature", -0.1, "0 to 100"),
+        ("draft_temperature", 101, "0 to 100"),
+        ("draft_temperature", "0", "0 to 100"),
     ],
 )
 def test_an_impossible_value_is_refused_with_key_value_and_what_is_allowed(key, wrong, allowed):
@@ -72,11 +87,62 @@ def test_an_impossible_value_is_refused_with_key_value_and_what_is_allowed(key, 
         assert len(message.splitlines()) == 1
 
 
+PUBLISHED = {
+    "method": None,
+    "model": "d",
+    "draft_tensor_parallel_size": 1,
+    "num_speculative_tokens": 5,
+    "is_parallel": True,
+    "force_pearl": False,
+    "tetris": True,
+    "tetris_turn_on_batch_size": 1,
+    "tetris_capacity": 0,
+    "tetris_extra_proposals": 3,
+}
+
+
+def test_the_published_configuration_is_taken_as_it_is():
+    config = MineDraftConfig.parse(PUBLISHED)
+    assert {key: getattr(config, key) for key in PUBLISHED} == PUBLISHED
+    assert (config.mode, config.longest_draft) == (Mode.PARALLEL, 8)
+    assert MineDraftConfig.parse({**PUBLISHED, "tetris": False}).longest_draft == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"is_parallel": False, "force_pearl": True}, "set 'is_parallel' to true"),
+        ({"num_speculative_tokens": 62}, "65 together; at most 64"),
+        ({"num_speculative_tokens": 0}, "'tetris' chooses from draft tokens"),
+    ],
+)
+def test_impossible_combinations_are_refused_with_the_reason(changes, reason):
+    with pytest.raises(ConfigError) as caught:
+        MineDraftConfig.parse({**PUBLISHED, **changes})
+    assert str(caught.value).startswith("--speculative-config: ")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"tetris": True}, "tetris"),
+        ({"is_parallel": True, "force_pearl": True}, "force_pearl"),
+        ({"draft_temperature": 0}, "draft_temperature"),
+    ],
+)
+def test_what_only_the_cpu_pipeline_knows_is_refused_on_gpus(changes, key):
+    plain = {"model": "d", "num_speculative_tokens": 4}
+    MineDraftConfig.parse({**plain, "tetris_extra_proposals": 3, "tetris_capacity": 9}).check_on_gpus()
+    with pytest.raises(ConfigError, match=f"'{key}' works on CPU only"):
+        MineDraftConfig.parse({**plain, **changes}).check_on_gpus()
+
+
 def test_an_unknown_key_is_refused_with_the_keys_that_exist():
     with pytest.raises(ConfigError) as caught:
-        MineDraftConfig.parse({"tetris": True})
+        MineDraftConfig.parse({"tetriss": True})
     message = str(caught.value)
-    assert "'tetris'" in message
+    assert "'tetriss'" in message
     assert "True" in message
     for key in ("method", "model", "draft_tensor_parallel_size", "num_speculative_tokens", "is_parallel"):
         assert key in message
@@ -119,7 +185,8 @@ def test_any_value_is_taken_as_it_is_or_refused_in_words(value, key):
         assert repr(key) in str(error)  # noqa: PT017 - either outcome is right
     else:
         assert getattr(config, key) == value
-        assert type(getattr(config, key)) is type(value)
+        whole = key == "draft_temperature" and type(value) is int
+        assert type(getattr(config, key)) is (float if whole else type(value))
 
 
 def test_a_configuration_cannot_be_changed():
@@ -134,6 +201,8 @@ def test_a_configuration_cannot_be_changed():
         model=st.none() | st.text(min_size=1, max_size=8),
         num_speculative_tokens=st.integers(0, 64),
         is_parallel=st.booleans(),
+        draft_temperature=st.none() | st.floats(0, 100),
+        tetris_capacity=st.integers(0, 999),
     ),
     st.builds(
         DrafterConfig,

@@ -8,7 +8,7 @@ from minedraft_core.config import DrafterConfig
 from minedraft_core.drafter import DrafterError, InlineDrafter
 from minedraft_core.ledger import Context
 from minedraft_core.supervisor import DraftSupervisor, Gathered, NoDrafting
-from minedraft_core.types import DraftBatch, DrafterRecord, DraftItem
+from minedraft_core.types import Draft, DraftBatch, DrafterRecord, DraftItem
 
 CONFIG = DrafterConfig(start_timeout=20.0, answer_timeout=10.0, restart_backoff=1.0, restart_backoff_max=8.0)
 DIED = DrafterError("died", "the draft process ended with code -9")
@@ -46,7 +46,7 @@ def no_sleep(monkeypatch):
 
 
 def expected_drafts(tokens, count=3):
-    return [(sum(tokens) + step) % 100 for step in range(count)]
+    return Draft([(sum(tokens) + step) % 100 for step in range(count)])
 
 
 def test_orders_come_back_as_drafts():
@@ -70,6 +70,42 @@ def test_gather_waits_for_the_due_requests_only():
     assert bench.clock.now == pytest.approx(1_000.1)
     assert supervisor.gather(["b"]).drafts == {"b": expected_drafts([2])}
     assert supervisor.gather(["c"]) == Gathered()
+
+
+def test_drafts_stay_until_their_side_is_due():
+    bench = Bench({"latency": 0.1})
+    supervisor = bench.started()
+    bench.order(a=[1], b=[2])
+    assert supervisor.gather(["a"]).drafts == {"a": expected_drafts([1])}
+    assert supervisor.gather(["a"]).drafts == {}
+    assert supervisor.gather(["b"]).drafts == {"b": expected_drafts([2])}
+
+
+def test_a_draft_that_a_new_order_overtakes_is_late():
+    bench = Bench({"latency": 0.1})
+    supervisor = bench.started()
+    bench.order(a=[1], b=[2])
+    supervisor.gather(["a"])
+    bench.order(b=[2, 3])
+    gathered = supervisor.gather(["b"])
+    assert (gathered.drafts, gathered.late) == ({"b": expected_drafts([2, 3])}, 3)
+
+
+def test_log_probabilities_travel_with_the_drafts():
+    scores = [[-0.5, -0.25, 0.0], [float("-inf"), -1.0, -2.0]]
+    bench = Bench({"edit": spoil(logprobs=lambda answer: scores)})
+    supervisor = bench.started()
+    bench.order(a=[1], b=[2])
+    drafts = supervisor.gather(["a", "b"]).drafts
+    assert [draft.logprobs for draft in drafts.values()] == scores
+
+
+def test_an_order_says_how_far_to_go_on():
+    bench = Bench()
+    supervisor = bench.started()
+    supervisor.order({"a": Context([1], 9)}, 3, 4)
+    bench.order(a=[1, 2])
+    assert [(order.num_tokens, order.ahead) for order in bench.drafters[0].orders] == [(3, 4), (3, 0)]
 
 
 def test_no_contexts_is_no_order():
@@ -221,6 +257,10 @@ def spoil(**changes):
         pytest.param(spoil(tokens=lambda answer: [[0, 1, VOCABULARY], [1]]), id="a token behind the vocabulary"),
         pytest.param(spoil(tokens=lambda answer: [[0, -1], [1]]), id="a negative token"),
         pytest.param(spoil(tokens=lambda answer: [[0, 1, 2, 3], [1]]), id="a row longer than its limit"),
+        pytest.param(spoil(logprobs=lambda answer: [[-0.1] * 3]), id="log-probabilities of a row too few"),
+        pytest.param(spoil(logprobs=lambda answer: [[-0.1] * 3, [-0.1] * 2]), id="a log-probability too few"),
+        pytest.param(spoil(logprobs=lambda answer: [[-0.1] * 3, [-0.1, 0.1, -0.1]]), id="a probability above one"),
+        pytest.param(spoil(logprobs=lambda answer: [[-0.1] * 3, [-0.1, float("nan"), -0.1]]), id="no probability"),
     ],
 )
 def test_rubbish_is_a_fault(edit):
@@ -249,7 +289,7 @@ def test_the_longest_row_and_the_largest_token_are_no_rubbish():
     bench = Bench({"edit": spoil(tokens=lambda answer: [[VOCABULARY - 1] * 3, []])})
     supervisor = bench.started()
     bench.order(a=[1], b=[2])
-    assert supervisor.gather(["a", "b"]).drafts == {"a": [99, 99, 99], "b": []}
+    assert supervisor.gather(["a", "b"]).drafts == {"a": Draft([99, 99, 99]), "b": Draft([])}
 
 
 def test_tokens_that_a_fault_takes_are_counted_and_the_good_answer_is_kept_on_record():
@@ -323,9 +363,10 @@ def test_late_tokens_are_counted_and_the_drafter_is_back_once_it_has_answered():
     bench.clock.now += 5.0
     gathered = supervisor.gather(["a"])
     assert gathered.late == 3
-    assert gathered.drafts == {"b": expected_drafts([5])}, "another side's draft of the same order is still of use"
+    assert gathered.drafts == {}
     assert gathered.waited == 0.0
     assert gathered.reason is None
+    assert supervisor.gather(["b"]).drafts == {"b": expected_drafts([5])}, "another side's draft of the same order is still of use"
     assert supervisor.up
     bench.drafters[0].latency = 0.1
     bench.order(a=[1, 2, 3])

@@ -47,7 +47,7 @@ class Engine:
         self._folder = tempfile.TemporaryDirectory()
         address = f"ipc://{self._folder.name}/feed"
         self.records: list[Record] = []
-        self.metrics = PipelineMetrics(ServiceLevels(), config.speculative.num_speculative_tokens)
+        self.metrics = PipelineMetrics(ServiceLevels(), config.speculative.longest_draft)
         self._reader = FeedReader(address, [self.metrics, lambda message: self.records.extend(message.records)])
         self._reader.start()
         self.loop = asyncio.new_event_loop()
@@ -129,15 +129,29 @@ def greedy(max_tokens: int, **more: Any) -> SamplingParams:
 
 @contextmanager
 def engine(
-    mode: str, drafter: DrafterConfig | None = None, draft: Path | None = None, num_drafts: int = 4, **more: Any
+    mode: str,
+    drafter: DrafterConfig | None = None,
+    draft: Path | None = None,
+    num_drafts: int = 4,
+    keys: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Iterator[Engine]:
-    """An engine over the embedded default: the target on the first core, the drafter on the last."""
+    """An engine over the embedded default: the target on the first core, the drafter on the last.
+
+    `keys` are further ones of the speculative configuration, `more` are vLLM's arguments.
+    """
     models = prepare(progress=False)
     cores = sorted(os.sched_getaffinity(0))
     os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
     speculative = MineDraftConfig()
     if mode != "off":
-        speculative = MineDraftConfig(model=str(draft or models.draft), num_speculative_tokens=num_drafts, is_parallel=mode == "parallel")
+        speculative = MineDraftConfig(
+            model=str(draft or models.draft),
+            num_speculative_tokens=num_drafts,
+            is_parallel=mode in ("parallel", "pearl"),
+            force_pearl=mode == "pearl",
+            **(keys or {}),
+        )
     drafter = drafter or DrafterConfig(cores=(cores[-1],))
     args: dict[str, Any] = {
         "model": str(models.target),

@@ -21,10 +21,13 @@ LENGTH = 3
 SAMPLES = 300
 
 
-@pytest.fixture(scope="module")
-def drafting_with_itself() -> Iterator[Engine]:
+TETRIS = {"tetris": True, "tetris_capacity": 12, "tetris_extra_proposals": 2}
+
+
+@pytest.fixture(scope="module", params=[pytest.param({}, id="all"), pytest.param(TETRIS, id="tetris", marks=pytest.mark.slow)])
+def drafting_with_itself(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """The target drafts for itself, with the noise that it samples with; the drafter does not know of `top_k`."""
-    with engine("parallel", draft=prepare(progress=False).target) as started:
+    with engine("parallel", draft=prepare(progress=False).target, keys=request.param) as started:
         yield started
 
 

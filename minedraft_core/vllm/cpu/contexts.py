@@ -5,41 +5,61 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minedraft_core.types import DraftItem, Sampling
+from minedraft_core.vllm.cpu.lookahead import LookaheadTally
 from minedraft_core.vllm.cpu.noise import Draw, SeedStream
+from minedraft_core.vllm.cpu.query import Query
 
 
 @dataclass
 class DraftContext:
-    """One request. The KV cache holds `cached` valid positions; `drafted` are the tokens last proposed after the context.
+    """One request. The KV cache holds `cached` valid positions.
 
+    `chain` is what the drafter wrote after the context, with `logprobs` where they are computed; its last `ahead` tokens were drafted
+    ahead. While there is a chain the cache holds the whole context and the chain but for its last token, which was never an input.
     `sampling` tells how the target draws, and `seeds` with which noise; both are none for a greedy request.
     """
 
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     cached: int = 0
-    drafted: list[int] = field(default_factory=list)
+    chain: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ahead: int = 0
     sampling: Sampling | None = None
     seeds: SeedStream | None = None
 
-    def draw(self, ahead: int) -> Draw | None:
-        """How the token `ahead` places after the context is drawn; None where it is the most likely one."""
+    def next_query(self) -> Query:
+        """The tokens whose run gives the next token of the chain. The KV entry of the one before last of the context may be missing."""
+        if self.chain:
+            return Query(self.chain[-1:], len(self.tokens) + len(self.chain) - 1, self.blocks)
+        return Query(self.tokens[-2:], max(0, len(self.tokens) - 2), self.blocks)
+
+    def next_draw(self) -> Draw | None:
+        """How the next token of the chain is drawn; None where it is the most likely one."""
         if self.sampling is None or self.seeds is None:
             return None
-        return Draw(self.sampling.temperature, self.seeds.at(len(self.tokens) - self.sampling.prompt_len + ahead))
+        return Draw(self.sampling.temperature, self.seeds.at(len(self.tokens) - self.sampling.prompt_len + len(self.chain)))
 
-    def extend(self, tokens: list[int]) -> None:
-        """Take in what the target delivered; keep the KV entries of drafts it accepted.
+    def append(self, token: int) -> None:
+        """Take in the next token of the chain, whose query has run."""
+        self.chain.append(token)
+        self.cached = len(self.tokens)
 
-        The last draft was never an input, so at most all but one of the drafted positions are valid.
+    def extend(self, tokens: list[int]) -> bool:
+        """Take in what the target delivered; True where all of it was on the chain, whose rest then goes on.
+
+        The KV entries of accepted tokens stay: of the chain all but the last token were inputs.
         """
         matching = 0
-        while matching < min(len(tokens), len(self.drafted) - 1) and tokens[matching] == self.drafted[matching]:
+        while matching < min(len(tokens), len(self.chain)) and tokens[matching] == self.chain[matching]:
             matching += 1
-        if self.drafted and self.cached == len(self.tokens):
-            self.cached += matching
+        on_chain = matching == len(tokens)
+        if self.chain:
+            self.cached += min(matching, len(self.chain) - 1)
         self.tokens += tokens
-        self.drafted = []
+        kept = matching if on_chain else len(self.chain)
+        self.chain, self.logprobs, self.ahead = self.chain[kept:], self.logprobs[kept:], 0
+        return on_chain
 
 
 class OutOfSyncError(Exception):
@@ -51,6 +71,7 @@ class DraftContexts:
 
     def __init__(self, num_blocks: int, block_size: int, max_context: int) -> None:
         self._block_size, self._max_context = block_size, max_context
+        self.tally = LookaheadTally()
         self._free = list(range(num_blocks - 1, 0, -1))
         self._contexts: dict[str, DraftContext] = {}
 
@@ -63,10 +84,14 @@ class DraftContexts:
         if context is None or len(context.tokens) != item.base:
             known = None if context is None else len(context.tokens)
             raise OutOfSyncError(f"request {item.request_id}: the engine assumes {item.base} known tokens, known are {known}")
-        context.extend(item.tokens)
+        ahead = context.ahead
+        on_chain = context.extend(item.tokens)
+        if ahead:
+            self.tally.settle(ahead, hit=on_chain)
         if item.sampling != context.sampling:
             context.sampling = item.sampling
             context.seeds = None if item.sampling is None else SeedStream(item.sampling.seed)
+            context.chain, context.logprobs = [], []
         return context
 
     def reserve(self, context: DraftContext, num_drafts: int) -> bool:
@@ -85,3 +110,5 @@ class DraftContexts:
         context = self._contexts.pop(request_id, None)
         if context is not None:
             self._free += context.blocks
+            if context.ahead:
+                self.tally.settle(context.ahead, hit=False)

@@ -18,22 +18,25 @@ logger = init_logger(__name__)
 
 
 def process_config(config: PipelineConfig, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> DraftProcessConfig:
-    """The drafter's KV cache holds as many tokens as the target's, or as all running requests can have, whichever is less."""
+    """The drafter's KV cache holds as much as the target's and the drafts, or as all running requests can have, whichever is less."""
     model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
     draft_model = config.speculative.model
     assert draft_model is not None
     target_tokens = kv_cache_config.num_blocks * vllm_config.cache_config.block_size
-    reach = model.max_model_len + config.speculative.num_speculative_tokens
+    # A draft, the token that the target adds, and the next draft where one is made ahead.
+    chain = 2 * config.speculative.longest_draft + 1
+    reach = model.max_model_len + chain
     return DraftProcessConfig(
         model=draft_model,
         target_model=str(model.tokenizer),
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=reach,
         max_num_seqs=scheduler.max_num_seqs,
-        kv_tokens=min(target_tokens + reach, scheduler.max_num_seqs * reach),
+        kv_tokens=min(target_tokens + reach + scheduler.max_num_seqs * chain, scheduler.max_num_seqs * reach),
         vocab_size=model.get_vocab_size(),
         cores=config.drafter.cores,
         trust_remote_code=model.trust_remote_code,
+        scored=config.speculative.tetris,
         replay=config.drafter.replay,
         replay_acceptance=config.drafter.replay_acceptance,
     )

@@ -8,7 +8,11 @@ from minedraft_core.types import DraftBatch, DraftResult
 
 
 class DraftProcessConfig(msgspec.Struct, frozen=True):
-    """What the draft process needs to start. `kv_tokens` is the room of its KV cache; `max_model_len` the target's context."""
+    """What the draft process needs to start.
+
+    `kv_tokens` is the room of its KV cache, `max_model_len` the longest context with its drafts. `scored` asks for the
+    log-probabilities of drafts.
+    """
 
     model: str
     target_model: str
@@ -19,6 +23,7 @@ class DraftProcessConfig(msgspec.Struct, frozen=True):
     vocab_size: int
     cores: tuple[int, ...]
     trust_remote_code: bool = False
+    scored: bool = False
     replay: str | None = None
     replay_acceptance: float = 1.0
 

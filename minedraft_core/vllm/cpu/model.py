@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,21 +27,13 @@ from vllm.v1.worker.gpu.attn_utils import (
 from vllm.v1.worker.worker_base import get_current_attn_backends, get_supported_kv_cache_layouts, record_kv_cache_layout
 
 from minedraft_core.drafter import DRAFT_VOCABULARY
-from minedraft_core.vllm.cpu.head import DraftHead, narrow_scores
+from minedraft_core.vllm.cpu.head import DraftHead, ScoringHead, narrow_scores
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
 from minedraft_core.vllm.cpu.noise import Draw
+from minedraft_core.vllm.cpu.query import Chosen, Query
 
 _DEVICE = torch.device("cpu")
 _BLOCK_SIZE = 32
-
-
-@dataclass(frozen=True)
-class Query:
-    """Tokens of one request to run: `tokens` at positions `start`, `start + 1`, ..., with the request's KV blocks."""
-
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
 
 
 class DraftModel:
@@ -80,7 +71,8 @@ class DraftModel:
             raise ValueError(
                 f"the draft model {config.model} has {vocab_size} tokens, the target {config.vocab_size}: they must share a tokenizer"
             )
-        self._head = self._build_head(Path(config.model, DRAFT_VOCABULARY), vocab_size)
+        head = ScoringHead if config.scored else DraftHead
+        self._head = self._build_head(head, Path(config.model, DRAFT_VOCABULARY), vocab_size)
         specs = get_kv_cache_spec(vllm_config)
         backends = get_current_attn_backends(vllm_config)
         layouts = [[layout.name for layout in get_supported_kv_cache_layouts(backends)]]
@@ -104,18 +96,18 @@ class DraftModel:
         self._cache, self._groups = cache, groups
         self.num_blocks, self.block_size = cache.num_blocks, kernel_sizes[0]
 
-    def _build_head(self, narrow: Path, vocab_size: int) -> DraftHead:
+    def _build_head(self, head: type[DraftHead], narrow: Path, vocab_size: int) -> DraftHead:
         if not narrow.exists():
-            return DraftHead(self._model.compute_logits, torch.arange(vocab_size), vocab_size)
+            return head(self._model.compute_logits, torch.arange(vocab_size), vocab_size)
         token_ids = load_file(narrow)["token_ids"]
-        return DraftHead(narrow_scores(self._model.lm_head.weight, token_ids), token_ids, vocab_size)
+        return head(narrow_scores(self._model.lm_head.weight, token_ids), token_ids, vocab_size)
 
     def run(self, queries: Sequence[Query]) -> None:
         """Run the queries in one pass, for their entries in the KV cache."""
         self._forward(queries)
 
     @torch.inference_mode()
-    def choose(self, queries: Sequence[Query], draws: Sequence[Draw | None]) -> list[int]:
+    def choose(self, queries: Sequence[Query], draws: Sequence[Draw | None]) -> Chosen:
         """Run the queries in one pass; the token after each one, drawn where `draws` says so, else the most likely."""
         ends = torch.tensor([len(query.tokens) for query in queries]).cumsum(0)
         return self._head.choose(self._forward(queries)[ends - 1], draws)

@@ -58,12 +58,12 @@ def seeded(params: SamplingParams | None) -> SamplingParams | None:
     return own
 
 
-def sampling_of(request: Request) -> Sampling | None:
-    """How the target will draw the request's tokens; None where it takes the most likely ones."""
+def sampling_of(request: Request, temperature: float | None = None) -> Sampling | None:
+    """How the drafter draws the request's tokens: as the target will, or at another `temperature`. None where it takes the most likely."""
     params = request.sampling_params
-    if params is None or params.seed is None or params.sampling_type is SamplingType.GREEDY:
+    if params is None or params.seed is None or params.sampling_type is SamplingType.GREEDY or temperature == 0:
         return None
-    return Sampling(params.temperature, params.seed, request.num_prompt_tokens)
+    return Sampling(params.temperature if temperature is None else temperature, params.seed, request.num_prompt_tokens)
 
 
 def gumbel_argmax(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

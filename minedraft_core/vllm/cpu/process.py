@@ -1,6 +1,6 @@
 """The draft process: `python -m minedraft_core.vllm.cpu.process FD`, FD being its end of a socket pair.
 
-The first message is the configuration. It then answers orders until the other end closes.
+The first message is the configuration. It then answers orders until the other end closes, and drafts ahead between them where asked to.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def serve(connection: Connection, config: DraftProcessConfig, send: Callable[[Fr
     decoder: msgspec.msgpack.Decoder[ToProcess] = msgspec.msgpack.Decoder(ToProcess)
     send(Ready(model.max_context))
     while True:
+        # An order that comes meanwhile waits for one pass at most.
+        while not connection.poll() and loop.look_ahead():
+            pass
         received = [decoder.decode(connection.recv_bytes())]
         while connection.poll():
             received.append(decoder.decode(connection.recv_bytes()))

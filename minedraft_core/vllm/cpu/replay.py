@@ -12,7 +12,8 @@ from minedraft_core.vllm.cpu.contexts import DraftContext, DraftContexts
 from minedraft_core.vllm.cpu.draft_loop import DraftLoop, LanguageModel
 
 _SEED = 0
-_REACH = 8
+REACH = 8
+"""Tokens at the end of a context by which it is found."""
 
 
 class Replay:
@@ -28,37 +29,34 @@ class Replay:
             tokens = prompt + output
             for written in range(1, len(output)):
                 length = len(prompt) + written
-                self._places.setdefault((length, tuple(tokens[max(0, length - _REACH) : length])), (len(self._outputs), written))
+                self._places.setdefault((length, tuple(tokens[max(0, length - REACH) : length])), (len(self._outputs), written))
             self._outputs.append(output)
 
-    def replace(self, context: Sequence[int], own: list[int]) -> list[int]:
-        """The drafter's own tokens, replaced by the target's up to the first wrong one. A context that was not recorded keeps its own."""
-        place = self._places.get((len(context), tuple(context[-_REACH:])))
+    def token(self, length: int, last: Sequence[int], own: int) -> int:
+        """The token after a context of `length` tokens that ends in `last`: the target's, or a wrong one.
+
+        After a context that was not recorded, such as one with a wrong token, it is the drafter's `own`.
+        """
+        place = self._places.get((length, tuple(last)))
         if place is None:
             return own
         output, written = place
-        tokens = list(own)
-        for index, right in enumerate(self._outputs[output][written : written + len(own)]):
-            if self._random.random() < self._acceptance:
-                tokens[index] = right
-                continue
-            if tokens[index] == right:
-                tokens[index] = right - 1 if right else 1
-            break
-        return tokens
+        right = self._outputs[output][written]
+        if self._random.random() < self._acceptance:
+            return right
+        if own != right:
+            return own
+        return right - 1 if right else 1
 
 
 class ReplayLoop(DraftLoop):
-    """Drafts as its base does, then puts the replayed tokens in place.
-
-    The KV cache keeps the entries of the drafter's own tokens: an order costs what it costs a drafter that is accepted as often.
-    """
+    """Drafts as its base does, with the replayed tokens on the chains. An order costs what it costs a drafter that is accepted as often."""
 
     def __init__(self, model: LanguageModel, contexts: DraftContexts, recordings: Path, acceptance: float) -> None:
         """`recordings` is a JSON list of pairs: the ids of a prompt, the ids that the target wrote after it."""
         super().__init__(model, contexts)
         self._replay = Replay(msgspec.json.decode(recordings.read_bytes(), type=list[tuple[list[int], list[int]]]), acceptance)
 
-    def _draft(self, contexts: Sequence[DraftContext], num_tokens: int, limits: Sequence[int]) -> list[list[int]]:
-        drafts = super()._draft(contexts, num_tokens, limits)
-        return [self._replay.replace(context.tokens, own) for context, own in zip(contexts, drafts, strict=True)]
+    def _written(self, context: DraftContext, token: int) -> int:
+        last = (context.tokens[-REACH:] + context.chain)[-REACH:]
+        return self._replay.token(len(context.tokens) + len(context.chain), last, token)

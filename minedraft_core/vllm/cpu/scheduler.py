@@ -16,14 +16,15 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from minedraft_core.config import PipelineConfig
+from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
 from minedraft_core.overlap import hidden_us
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
-from minedraft_core.types import DRAFT_LIMIT, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.tetris import Choice, Everything, Tetris
+from minedraft_core.types import DRAFT_LIMIT, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
 from minedraft_core.vllm.cpu.noise import sampling_of, seeded
 from minedraft_core.vllm.scheduler import CadenceMixin
@@ -38,6 +39,12 @@ def _own_limit(request: Request) -> int:
     params = request.sampling_params
     limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
     return limit
+
+
+def _choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
+    if not config.tetris:
+        return Everything()
+    return Tetris(config.tetris_extra_proposals, config.tetris_turn_on_batch_size, config.tetris_capacity, max_requests)
 
 
 @dataclass
@@ -67,6 +74,8 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self.mode = config.speculative.mode
         self.num_drafts = config.speculative.num_speculative_tokens if self.mode is not Mode.OFF else 0
         self.cadence = cadence_of(self.mode)
+        self._choice = _choice_of(config.speculative, self.scheduler_config.max_num_seqs)
+        self._draft_temperature = config.speculative.draft_temperature
         self._records: list[Record] = [ModeRecord(self.mode, self.num_drafts)]
         self._step = _Step()
         self._steps = 0
@@ -79,7 +88,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._orders: Orders = NoOrders()
         if config.control_address is not None:
             most = self.num_drafts
-            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most))
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most, tuple(Mode)))
         self._flush()
 
     def add_request(self, request: Request) -> None:
@@ -103,7 +112,6 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             step.expected_drafts = self.num_drafts > 0
             self._land(step.gathered)
         output = super().schedule(throttle_prefills)
-        step.proposed = sum(map(len, output.scheduled_spec_decode_tokens.values()))
         step.started_us = now_us()
         step.overhead_us = step.started_us - step.began_us - round(step.gathered.waited / _US)
         return output
@@ -122,10 +130,13 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         return outputs
 
     def _land(self, gathered: Gathered) -> None:
-        """Hand drafts to vLLM, which checks them against grammars."""
+        """Choose what is verified of the drafts and hand it to vLLM, which checks it against grammars."""
         step = self._step
-        super().update_draft_token_ids(DraftTokenIds(list(gathered.drafts), list(gathered.drafts.values())))
-        for request_id, drafts in gathered.drafts.items():
+        step.proposed = sum(len(draft.tokens) for draft in gathered.drafts.values())
+        kept = self._choice.keep(gathered.drafts, self.num_drafts, self.cadence.sides)
+        step.drop("tetris", step.proposed - sum(map(len, kept.values())))
+        super().update_draft_token_ids(DraftTokenIds(list(kept), list(kept.values())))
+        for request_id, drafts in kept.items():
             request = self.requests.get(request_id)
             step.drop("grammar", len(drafts) - (len(request.spec_token_ids) if request is not None else 0))
         step.drop("late", gathered.late)
@@ -135,24 +146,36 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             per_position = [sum(length > position for length in lengths) for position in range(max(lengths, default=0))]
             hidden = hidden_us(answer.span, self._passes)
             self._records.append(DraftRecord(answer.round, answer.span.start_us, answer.span.end_us, hidden, len(lengths), per_position))
+            if (ahead := answer.lookahead) is not None:
+                hidden = hidden_us(ahead.span, self._passes)
+                self._records.append(
+                    LookaheadRecord(ahead.span.start_us, ahead.span.end_us, hidden, ahead.hits, ahead.misses, ahead.discarded)
+                )
 
     def _order(self, scheduler_output: SchedulerOutput) -> None:
         """Order drafts for every request that this step brought forward, those of the side due next first."""
-        contexts = {
-            request_id: Context(request.all_token_ids, limit, sampling_of(request))
+        limits = {
+            request_id: limit
             for request_id in scheduler_output.num_scheduled_tokens
             if (request := self.requests.get(request_id)) is not None and (limit := self._draft_limit(request)) > 0
         }
         for side in (Side.A, Side.B) if self.due is Side.B else (Side.B, Side.A):
-            members = [request_id for request_id in self.cadence.members(side) if request_id in contexts]
-            self._drafting.order({request_id: contexts[request_id] for request_id in members}, self.num_drafts)
+            members = [request_id for request_id in self.cadence.members(side) if request_id in limits]
+            width = self._choice.width(self.num_drafts, len(members))
+            self._drafting.order(
+                {request_id: self._context(request_id, limits[request_id]) for request_id in members}, width, self.cadence.ahead(width)
+            )
+
+    def _context(self, request_id: str, limit: int) -> Context:
+        request = self.requests[request_id]
+        return Context(request.all_token_ids, limit, sampling_of(request, self._draft_temperature))
 
     def _draft_limit(self, request: Request) -> int:
         """How many drafts are of use: the target adds one token of its own to them."""
-        if request.status != RequestStatus.RUNNING or request.is_prefill_chunk:
+        if not self.num_drafts or request.status != RequestStatus.RUNNING or request.is_prefill_chunk:
             return 0
         left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        return min(self.num_drafts, left - 1, _own_limit(request))
+        return min(left - 1, _own_limit(request))
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self._abandon(request)

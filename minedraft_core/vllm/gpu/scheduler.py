@@ -56,6 +56,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = PipelineConfig.model_validate(self.vllm_config.additional_config.get("minedraft", {}))
+        config.speculative.check_on_gpus()
         self.num_drafts: int = self.num_spec_tokens
         self.mode = Mode.OFF
         if self.num_drafts:
