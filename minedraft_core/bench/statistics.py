@@ -99,7 +99,8 @@ def summarise(runs: Sequence[Run]) -> Figures:
     # A request whose draft was cut to nothing was visited too.
     visits = sum(step.batched_requests for step in steps if step.verify_len)
     drafted, accepted = sum(step.verify_len for step in steps), sum(step.accepted_num for step in steps)
-    busy = sum(record.end_us - record.start_us for record in (*orders, *ahead))
+    drafting: list[DraftRecord | LookaheadRecord] = [*orders, *ahead]
+    busy = sum(record.end_us - record.start_us for record in drafting)
     foreseen = sum(record.hits + record.misses for record in ahead)
     rates = tuple(run.steady.tokens_per_second for run in runs)
     draft_ms = _median_ms(order.end_us - order.start_us for order in orders)
@@ -115,7 +116,7 @@ def summarise(runs: Sequence[Run]) -> Figures:
         gap_ms=_median_ms(step.gap_us for step in steps if step.gap_us is not None),
         wait_ms=_median_ms(step.drafter_wait_us for step in steps if step.drafter_wait_us is not None),
         overhead_ms=median(step.measured_overhead_time for step in steps) * 1000,
-        hidden_share=sum(record.hidden_us for record in (*orders, *ahead)) / busy if busy else None,
+        hidden_share=sum(record.hidden_us for record in drafting) / busy if busy else None,
         drafted=drafted if visits else None,
         accepted=accepted if visits else None,
         acceptance_length=1 + accepted / visits if visits else None,
