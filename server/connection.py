@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Any
 
@@ -29,14 +30,21 @@ class HalfClosableProtocol(HttpToolsProtocol):
     # The cycle whose response is due; `cycle` is the one read last, and with pipelined requests that one waits.
     _running: Any = None
     _unparsed = 0
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, but not for ever."""
+        super().connection_made(transport)
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. A head without end would be kept whole otherwise."""
+        """Parse what came. A head without end would be kept whole otherwise, and one that stalls would keep its connection."""
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > _MOST_UNPARSED and not self.transport.is_closing():
             message = f"the request's head or trailer is larger than {_MOST_UNPARSED} bytes; send less"
             self._refuse(APIError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, code="head_too_large"))
+        self._watch()
 
     def on_headers_complete(self) -> None:
         """A head is parsed."""
@@ -63,6 +71,7 @@ class HalfClosableProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -89,6 +98,28 @@ class HalfClosableProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
+
+    def _watch(self) -> None:
+        """Give the client uvicorn's `timeout_keep_alive` for the next part of a request, unless all of it is here."""
+        cycle: Any = self.cycle
+        whole = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if whole or not self._unparsed:
+            self._stop_watching()
+        if not whole and self._patience is None:
+            self._patience = self.loop.call_later(self.timeout_keep_alive, self._overdue)
+
+    def _stop_watching(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _overdue(self) -> None:
+        self._patience = None
+        if self._running is self.cycle or self._running.response_complete:
+            self.transport.close()
+        else:
+            # Nothing is read while an earlier request is answered.
+            self._watch()
 
     def _refuse(self, error: APIError) -> None:
         """Close the connection, with `error` where it cannot fall into a response."""

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from prometheus_client import REGISTRY
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import set_ulimit
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
@@ -51,6 +52,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     Raises ConfigError, or OSError where the address is taken, before anything is loaded.
     """
     _end_on_sigterm()
+    # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
+    set_ulimit()
     with ExitStack() as stack:
         sock = stack.enter_context(bind(settings))
         embedded = settings.model is None

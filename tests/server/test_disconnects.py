@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server import lifecycle
 from tests.server.conftest import Start
 from tests.server.fake_engine import FakeEngine
 from tests.server.sse import complete, until
@@ -221,3 +222,29 @@ async def test_a_long_head_and_a_long_body_are_no_fault(fake: FakeEngine, start:
     headers = {"x-long": "a" * 50_000}
     response = await running.client.post("/v1/completions", json={"prompt": "say hi", "user": "a" * 900_000}, headers=headers)
     assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\r\n", b"GET /hea", _COMPLETION + b"content-length: 9\r\n\r\n{"], ids=["nothing", "line", "head", "body"]
+)
+async def test_a_client_that_stalls_in_a_request_is_let_go(start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(lifecycle, "_KEEP_ALIVE_SECONDS", 1)
+    running = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_waits_is_not_stalled(fake: FakeEngine, start: Start, monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+    monkeypatch.setattr(lifecycle, "_KEEP_ALIVE_SECONDS", 0.1)
+    running = await start()
+    fake.step_seconds = 0.05
+    reader, writer = await send(running.port, stream=streamed, max_tokens=60)
+    writer.write(_COMPLETION + b"content-length: 9\r\n\r\n{")
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    assert b'"finish_reason":"length"' in answer
