@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import suppress
 from typing import Any
 
@@ -89,6 +90,26 @@ async def test_a_body_that_never_ends(start: Start) -> None:
     await asyncio.sleep(0.05)
     writer.close()
     assert (await running.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+async def test_half_a_body_is_no_failure(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    logged: list[tuple[str, Any]] = []
+    for name in ("minedraft.access", "minedraft.server"):
+        caplog.set_level(logging.INFO, name)
+        monkeypatch.setattr(
+            logging.getLogger(name), "handle", lambda record: logged.append((record.levelname, record.__dict__.get("fields")))
+        )
+    running = await start()
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(b'POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"prompt"' % path.encode())
+    await asyncio.sleep(0.05)
+    logged.clear()
+    writer.close()
+    await until(lambda: len(logged) > 0)
+    assert [(level, fields["status"]) for level, fields in logged] == [("INFO", 499)]
 
 
 async def test_reset_connections(fake: FakeEngine, start: Start) -> None:
