@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 import zmq
+from msgspec import Meta
 
 from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
@@ -23,7 +24,7 @@ class ModeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The mode and the number of draft tokens a step that should be in force from the next step on."""
 
     mode: Mode
-    num_speculative_tokens: int
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class ModeAnswer(msgspec.Struct, frozen=True):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from server.errors import APIError, bad_request
 
 # A closed connection answers the first write with a reset, which the second one meets.
 _FIRST_PROBE_SECONDS = 0.1
 _LONGEST_PROBE_SECONDS = 5.0
 # An interim response, which every client must be able to skip (RFC 9110, section 15.2).
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
+# Bytes of a head, or of what frames a body, that may come before they make sense. The transport reads 256 KiB at a time.
+_MOST_UNPARSED = 64 * 1024
 
 
 class HalfClosableProtocol(HttpToolsProtocol):
@@ -20,6 +26,53 @@ class HalfClosableProtocol(HttpToolsProtocol):
     response begins. It stays with uvicorn's way, which counts the client as gone, over TLS (asyncio knows no half-closed TLS) and for
     HTTP/1.0 (which knows no interim responses).
     """
+
+    # The cycle whose response is due; `cycle` is the one read last, and with pipelined requests that one waits.
+    _running: Any = None
+    _unparsed = 0
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, but not for ever."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came. A head without end would be kept whole otherwise, and one that stalls would keep its connection."""
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > _MOST_UNPARSED and not self.transport.is_closing():
+            message = f"the request's head or trailer is larger than {_MOST_UNPARSED} bytes; send less"
+            self._refuse(APIError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message, code="head_too_large"))
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        """A head is parsed."""
+        self._unparsed = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body is parsed."""
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is parsed."""
+        self._unparsed = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(bad_request(f"{msg.rstrip('.')}; send HTTP/1.1", code="invalid_http"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the running request that its client is gone, though others wait behind it."""
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self._stop_watching()
+        super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open for the answer."""
@@ -35,5 +88,43 @@ class HalfClosableProtocol(HttpToolsProtocol):
     def _probe(self, wait: float) -> None:
         if self.transport.is_closing() or self.cycle.response_started:
             return
+        if self._running.response_started and not self._running.response_complete:
+            # A response shows by itself whether its client is there.
+            self.loop.call_later(wait, self._probe, wait)
+            return
         self.transport.write(_PROBE)
         self.loop.call_later(wait, self._probe, min(2 * wait, _LONGEST_PROBE_SECONDS))
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _watch(self) -> None:
+        """Give the client uvicorn's `timeout_keep_alive` for the next part of a request, unless all of it is here."""
+        cycle: Any = self.cycle
+        whole = cycle is not None and not cycle.response_complete and not cycle.more_body
+        if whole or not self._unparsed:
+            self._stop_watching()
+        if not whole and self._patience is None:
+            self._patience = self.loop.call_later(self.timeout_keep_alive, self._overdue)
+
+    def _stop_watching(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _overdue(self) -> None:
+        self._patience = None
+        if self._running is self.cycle or self._running.response_complete:
+            self.transport.close()
+        else:
+            # Nothing is read while an earlier request is answered.
+            self._watch()
+
+    def _refuse(self, error: APIError) -> None:
+        """Close the connection, with `error` where it cannot fall into a response."""
+        if self._running is None or self._running.response_complete:
+            body = error.body()
+            head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()

@@ -22,6 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 _logger = logging.getLogger("minedraft.server")
 
 RETRY_AFTER_SECONDS = 5
+# For the log alone: nobody reads such an answer.
+CLIENT_CLOSED = 499
 
 
 class ErrorDetail(BaseModel):

@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from prometheus_client import REGISTRY
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.system_utils import set_ulimit
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
@@ -51,6 +52,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     Raises ConfigError, or OSError where the address is taken, before anything is loaded.
     """
     _end_on_sigterm()
+    # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
+    set_ulimit()
     with ExitStack() as stack:
         sock = stack.enter_context(bind(settings))
         embedded = settings.model is None
@@ -127,6 +130,10 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
         level = settings.per_request_spec_decode_metrics
         # A request may ask for the report at any time; counting costs an addition a step.
         args = replace(args, per_request_spec_decode_metrics="summary" if level == "none" else level)
+    if args.structured_outputs_config.backend == "auto":
+        # vLLM checks each request against every backend in turn, one of which unrolls counts until memory is gone, and then compiles all
+        # requests with the backend of the first.
+        args = replace(args, structured_outputs_config=replace(args.structured_outputs_config, backend="xgrammar"))
     if args.otlp_traces_endpoint is not None and args.disable_log_stats:
         raise ConfigError("--otlp-traces-endpoint: spans are made of vLLM's statistics, which --disable-log-stats turns off; remove one")
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
@@ -164,7 +171,7 @@ def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack)
         raise ConfigError("--enable-admin: name an API key with --api-key or --api-key-file, so that not everybody changes the mode")
     control = ControlClient(config.control_address)
     stack.callback(control.close)
-    return [admin_router(control)]
+    return [admin_router(control, settings.max_body_bytes)]
 
 
 def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tuple[FeedReader, str, PipelineMetrics]:

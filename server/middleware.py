@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import APIError, bad_request, from_engine
+from server.errors import CLIENT_CLOSED, APIError, bad_request, from_engine
 from server.jobs import Tally
 
 _access = logging.getLogger("minedraft.access")
@@ -22,7 +22,6 @@ _access = logging.getLogger("minedraft.access")
 REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BAD_ID = bad_request(f"{REQUEST_ID_HEADER} may hold 1 to 128 letters, digits and . _ : / + = @ -", code="invalid_request_id")
-_CLIENT_CLOSED = 499
 
 
 class RequestContext:
@@ -43,7 +42,7 @@ class RequestContext:
         tally = Tally()
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "own_id": given is None, "tally": tally}
         started = time.monotonic()
-        status = _CLIENT_CLOSED
+        status = CLIENT_CLOSED
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -56,7 +55,7 @@ class RequestContext:
         try:
             await app(scope, receive, send_with_id)
         except Exception as error:
-            if status != _CLIENT_CLOSED:
+            if status != CLIENT_CLOSED:
                 raise
             await from_engine(error).response()(scope, receive, send_with_id)
         finally:

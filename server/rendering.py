@@ -136,9 +136,9 @@ async def answered(rendering: Any) -> Any:
         raise
     except VLLMClientError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, TemplateError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, RecursionError, TemplateError) as error:
         # A message may hold what neither vLLM nor the template expects: whatever comes of it is about the message.
-        _logger.info("a conversation could not be rendered", exc_info=error)
+        _logger.debug("a conversation could not be rendered", exc_info=error)
         raise bad_request(f"the messages cannot be rendered: {sanitize_message(str(error))}", "messages") from error
     if isinstance(result, ErrorResponse):
         raise bad_request(result.error.message, result.error.param)

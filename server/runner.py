@@ -14,7 +14,7 @@ from vllm.outputs import RequestOutput
 from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from server.engine import Engine
-from server.errors import APIError, unavailable
+from server.errors import APIError, bad_request, unavailable
 from server.jobs import Job, Tally
 from server.observation import Report, observed
 from server.responses import Metrics, Usage
@@ -153,7 +153,7 @@ class _Watch:
     def write(self, index: int, output: RequestOutput) -> Sequence[msgspec.Struct]:
         """Parts of choice `index`. Raises APIError if the engine gave it up."""
         completion = output.outputs[0]
-        _check_finish(completion.finish_reason)
+        _check_finish(completion.finish_reason, constrained=self._job.params.structured_outputs is not None)
         if completion.spec_decode_metrics is not None:
             self._speculation[index] = completion.spec_decode_metrics
         writer = self._writers[index]
@@ -186,9 +186,12 @@ class _Watch:
         return Metrics(summed([metrics for metrics in speculation if metrics is not None]))
 
 
-def _check_finish(reason: str | None) -> None:
+def _check_finish(reason: str | None, *, constrained: bool) -> None:
     if reason == "abort":
         raise unavailable("the engine ended the request before it was complete; send it again", "aborted")
+    if reason == "error" and constrained:
+        # A grammar is compiled in the engine only, and only while it runs does it show that it allows no token.
+        raise bad_request("the engine cannot compile the constraint on the text, or it allows none; simplify it", code="invalid_constraint")
     if reason == "error":
         raise APIError(500, "the engine failed to complete the request", code="engine_error")
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
-from server.errors import APIError, bad_request, from_engine, unavailable
+from server.errors import CLIENT_CLOSED, APIError, bad_request, from_engine, unavailable
 from server.flights import ClientGoneError, StoppedError
 from server.jobs import Job
 from server.lifecycle import Lifecycle
@@ -92,8 +92,8 @@ class Service:
         """Check the request, run it, and answer it whole or as a stream. Raises APIError."""
         try:
             return await self._answer(http, endpoint)
-        except (ClientGoneError, ClientDisconnect):
-            return Response(status_code=499)
+        except ClientGoneError:
+            return Response(status_code=CLIENT_CLOSED)
         except StoppedError:
             raise unavailable("the server is shutting down before the request was complete", "shutting_down") from None
         except Exception as error:
@@ -138,7 +138,7 @@ def check_model(name: str | None, models: Sequence[str]) -> None:
 
 
 async def read_body(http: Request, limit: int) -> bytes:
-    """The body of a JSON request of at most `limit` bytes. Raises APIError (413, 415)."""
+    """The body of a JSON request of at most `limit` bytes. Raises APIError (413, 415, and 499 where the client leaves)."""
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise APIError(415, f"Content-Type is {kind!r}; send JSON with Content-Type: application/json", code="unsupported_media_type")
@@ -147,10 +147,13 @@ async def read_body(http: Request, limit: int) -> bytes:
     if length.isdecimal() and int(length) > limit:
         raise too_large
     body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    try:
+        async for chunk in http.stream():
+            body += chunk
+            if len(body) > limit:
+                raise too_large
+    except ClientDisconnect:
+        raise APIError(CLIENT_CLOSED, "the client left before its request was complete") from None
     return bytes(body)
 
 

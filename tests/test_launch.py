@@ -98,6 +98,18 @@ def test_what_vllm_does_not_take_is_refused(arguments: list[str]) -> None:
         read_engine_args(Settings(model="m"), arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "backend"),
+    [
+        ([], "xgrammar"),
+        (["--structured-outputs-config.backend", "auto"], "xgrammar"),
+        (["--structured-outputs-config.backend", "guidance"], "guidance"),
+    ],
+)
+def test_one_backend_checks_and_compiles_constraints(arguments: list[str], backend: str) -> None:
+    assert read_engine_args(Settings(model="x"), arguments).structured_outputs_config.backend == backend
+
+
 def test_spans_need_statistics() -> None:
     with pytest.raises(ConfigError, match="--disable-log-stats"):
         read_engine_args(Settings(model="m"), ["--otlp-traces-endpoint", "http://x", "--disable-log-stats"])

@@ -126,6 +126,7 @@ class FakeEngine:
         self.paused = False
         self.refusal: GracefulHTTPError | None = None
         self.errored = False
+        self.rejects_tokens = False
         self.seen: list[EngineCoreRequest] = []
         self.aborted = 0
         self.steps = 0
@@ -275,7 +276,9 @@ class FakeEngine:
             token = sequence.tokens[sequence.done]
             new.append(token)
             sequence.done += 1
-            if token == params.eos_token_id:
+            if self.rejects_tokens:
+                finish = FinishReason.ERROR
+            elif token == params.eos_token_id:
                 finish = FinishReason.STOP
             elif token in (params.stop_token_ids or []):
                 finish, stop_reason = FinishReason.STOP, token

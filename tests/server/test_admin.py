@@ -29,7 +29,7 @@ def control(tmp_path: Path) -> Iterator[tuple[ControlServer, ControlClient]]:
 
 
 async def test_the_mode_changes(start: Start, control: tuple[ControlServer, ControlClient]) -> None:
-    client = (await start(routers=(admin_router(control[1]),), api_key="secret")).client
+    client = (await start(routers=(admin_router(control[1], 1000),), api_key="secret")).client
     answer = await client.post("/admin/mode", json={"mode": "sequential", "num_speculative_tokens": 2}, headers=KEY)
     assert (answer.status_code, answer.json()) == (200, {"mode": "sequential", "num_speculative_tokens": 2})
     assert control[0].take() == ModeOrder(Mode.SEQUENTIAL, 2)
@@ -42,22 +42,46 @@ async def test_the_mode_changes(start: Start, control: tuple[ControlServer, Cont
         ({"mode": "fast", "num_speculative_tokens": 1}, "fast"),
         ({"mode": "off"}, "num_speculative_tokens"),
         ({"mode": "off", "num_speculative_tokens": 0, "k": 1}, "k"),
+        ({"mode": "off", "num_speculative_tokens": -1}, "num_speculative_tokens"),
+        ({"mode": "off", "num_speculative_tokens": 10**30}, "num_speculative_tokens"),
+        ({"mode": "sequential", "num_speculative_tokens": 2**64 - 1}, "num_speculative_tokens"),
+        ({"mode": "sequential", "num_speculative_tokens": 2.5}, "num_speculative_tokens"),
         ([], "object"),
     ],
 )
 async def test_what_is_not_possible_is_refused(
     start: Start, control: tuple[ControlServer, ControlClient], body: object, message: str
 ) -> None:
-    client = (await start(routers=(admin_router(control[1]),), api_key="secret")).client
+    client = (await start(routers=(admin_router(control[1], 1000),), api_key="secret")).client
     answer = await client.post("/admin/mode", json=body, headers=KEY)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
     assert control[0].take() is None
 
 
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"\xff", "application/json", 400),
+        (b'{"mode": "\xff"}', "application/json", 400),
+        (b"[" * 900, "application/json", 400),
+        (b"", "application/json", 400),
+        (b" " * 1001, "application/json", 413),
+        (b"{}", "text/plain", 415),
+    ],
+)
+async def test_what_is_no_order_is_refused(
+    start: Start, control: tuple[ControlServer, ControlClient], content: bytes, kind: str, status: int
+) -> None:
+    client = (await start(routers=(admin_router(control[1], 1000),), api_key="secret")).client
+    answer = await client.post("/admin/mode", content=content, headers={**KEY, "content-type": kind})
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
 async def test_a_key_is_needed_and_a_silent_engine_is_said(start: Start, tmp_path: Path) -> None:
     silent = ControlClient(f"ipc://{tmp_path}/nobody", timeout=0.05)
-    client = (await start(routers=(admin_router(silent),), api_key="secret")).client
+    client = (await start(routers=(admin_router(silent, 1000),), api_key="secret")).client
     order = {"mode": "off", "num_speculative_tokens": 0}
     assert (await client.post("/admin/mode", json=order)).status_code == 401
     answer = await client.post("/admin/mode", json=order, headers=KEY)

@@ -215,6 +215,11 @@ async def test_constraints_reach_the_engine(fake: FakeEngine, client: httpx.Asyn
     assert fake.seen[-1].params.structured_outputs is None
 
 
+def deep_call() -> dict[str, Any]:
+    """A tool call whose arguments nest deeper than Python's JSON decoder goes."""
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 5000 + "]" * 5000}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -232,6 +237,7 @@ async def test_constraints_reach_the_engine(fake: FakeEngine, client: httpx.Asyn
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x " * 600}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [deep_call()]}]}, "messages"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"max_completion_tokens": 1000}, "max_completion_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),

@@ -121,6 +121,14 @@ async def test_messages_say_what_to_change(client: httpx.AsyncClient, fields: di
     assert words in error["message"]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_constraint_that_only_the_engine_finds_impossible(fake: FakeEngine, client: httpx.AsyncClient, streamed: bool) -> None:
+    fake.rejects_tokens = True
+    error = await refused(client, 400, prompt="x", structured_outputs={"regex": "a"}, stream=streamed)
+    assert error["code"] == "invalid_constraint"
+    assert (await refused(client, 500, prompt="x", stream=streamed))["code"] == "engine_error"
+
+
 @pytest.mark.parametrize("prompt_tokens", [505, 512, 600])
 async def test_context(client: httpx.AsyncClient, prompt_tokens: int) -> None:
     error = await refused(client, 400, prompt=[1] * prompt_tokens, max_tokens=10)
