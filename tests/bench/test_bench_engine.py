@@ -20,7 +20,7 @@ RUNNER = CliRunner()
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_parallel_beside_off_on_a_replay(tmp_path: Path) -> None:
+def test_parallel_and_lookahead_beside_off_on_a_replay(tmp_path: Path) -> None:
     models = prepare(progress=False)
     file, prompts = tmp_path / "rows.json", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "Count to ten."}\n{"turns": ["Name three rivers."]}\n')
@@ -29,7 +29,7 @@ def test_parallel_beside_off_on_a_replay(tmp_path: Path) -> None:
         "engine",
         *options,
         "--modes",
-        "off,parallel",
+        "off,parallel,pearl",
         "--concurrency",
         "2",
         "--acceptance",
@@ -42,8 +42,12 @@ def test_parallel_beside_off_on_a_replay(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from minedraft_core.bench.cli import bench_app; bench_app()", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    off, all_cores, parallel = msgspec.json.decode(file.read_bytes())["rows"]
+    off, all_cores, parallel, pearl = msgspec.json.decode(file.read_bytes())["rows"]
     assert [off["mode"], all_cores["mode"], parallel["mode"]] == ["off", "off-all-cores", "parallel"]
+    assert pearl["mode"] == "pearl"
+    # Every token is right, so the target always goes along the drafter's own tokens.
+    assert pearl["lookahead_hits"] > 0.9
+    assert 0.0 < pearl["hidden_share"] <= 1.0
     assert all(row["tokens_per_second"] > 0 and row["verify_ms"] > 0 for row in (off, all_cores, parallel))
     assert off["acceptance_length"] is None
     assert parallel["acceptance"] == "replayed p=1"
