@@ -30,7 +30,7 @@ class MineDraftConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     method: Literal["draft_model"] | None = Field(
-        default=None, description="how drafts are made; null means draft_model; EAGLE drafters are not in this version"
+        default=None, description="null or draft_model: drafts come from a draft model; EAGLE drafters are not in this version"
     )
     model: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="folder or name of the draft model")
     draft_tensor_parallel_size: Annotated[int, Field(ge=1, le=1)] = Field(

@@ -55,7 +55,7 @@ class ChatEndpoint:
 
     async def plan(self, request: ChatRequest, call: Call) -> Plan:
         """The job and the form of its answer. Raises APIError or vLLM's client errors."""
-        rendered = await self._renderer.render(request.for_vllm(auto_tools=self._renderer.auto_tools))
+        rendered = await self._renderer.render(request.for_vllm())
         if request.truncate_prompt_tokens == -1:
             # vLLM leaves no room for what is to be generated.
             room = max(1, self._max_model_len - (request.limit or 1))

@@ -109,7 +109,8 @@ class ChatRequest(GenerationRequest):
     modalities: list[Literal["text"]] | None = Field(default=None, description="only text")
     tools: Annotated[list[Tool], Field(min_length=1)] | None = Field(default=None, description="functions that the model may call")
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
-        default=None, description="whether to call a tool, or which; default auto with tools if the server has a tool parser, else none"
+        default=None,
+        description="whether to call a tool, or which; default auto with tools, for which the server needs a tool parser, else none",
     )
     parallel_tool_calls: bool = Field(default=True, description="false: at most one tool call")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -148,14 +149,9 @@ class ChatRequest(GenerationRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise bad_request("continue_final_message needs add_generation_prompt: false", "continue_final_message")
 
-    def for_vllm(self, *, auto_tools: bool) -> ChatCompletionRequest:
-        """The request in the form that vLLM's renderer and parsers take and change. Raises APIError for messages that they cannot read.
-
-        Without a tool parser, tools whose choice is left to the server are shown to the model and its text is left as it is.
-        """
+    def for_vllm(self) -> ChatCompletionRequest:
+        """The request in the form that vLLM's renderer and parsers take and change. Raises APIError for messages that they cannot read."""
         fields = self.model_dump(include=set(_RENDERED), exclude_none=True)
-        if self.tools is not None and self.tool_choice is None and not auto_tools:
-            fields["tool_choice"] = "none"
         if self.response_format is not None:
             fields["response_format"] = self.response_format.model_dump(by_alias=True, exclude_none=True)
         fields["structured_outputs"] = structured_outputs(self)

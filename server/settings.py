@@ -124,7 +124,8 @@ class Settings(BaseSettings):
     tool_call_parser: str | None = Field(default=None, description="vLLM's parser of the model's tool calls, such as `hermes`")
     tool_parser_plugin: str | None = Field(default=None, description="Python file that registers further tool parsers")
     tool_strict_level: Literal["auto", "function", "parameter"] = Field(
-        default="auto", description="what a grammar enforces of tool calls beyond what requests ask for"
+        default="parameter",
+        description="what a grammar enforces of tool calls; auto: what `strict` asks for, function: names too, parameter: arguments too",
     )
     exclude_tools_when_tool_choice_none: bool = Field(default=False, description="do not show tools to the model with tool_choice none")
     per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = Field(

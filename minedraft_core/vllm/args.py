@@ -44,6 +44,8 @@ def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineA
     for name in reserved:
         if getattr(args, name) not in (None, "auto"):
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
+    if config.speculative.model is not None:
+        _refuse_nothing("--speculative-config: 'model'", config.speculative.model)
     if runs_on_cpu():
         return _on_cpu(args, config)
     if current_platform.is_cuda():
@@ -123,10 +125,15 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     return replace(args, **changes)
 
 
+def _refuse_nothing(key: str, model: str) -> None:
+    """A path where nothing is would be taken for the name of a model on a hub."""
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+        raise ConfigError(f"{key}: there is nothing at {model}")
+
+
 def start_engine(args: AsyncEngineArgs) -> AsyncLLM:
     """A running engine. Raises ConfigError, with vLLM's reason, where the arguments contradict each other or the engine does not start."""
-    if args.model.startswith(("/", "./", "../", "~")) and not Path(args.model).expanduser().exists():
-        raise ConfigError(f"--model: there is nothing at {args.model}")
+    _refuse_nothing("--model", args.model)
     try:
         config = args.create_engine_config()
     except ValidationError as error:

@@ -120,11 +120,11 @@ async def test_calls_and_their_results_are_read_again(fake: FakeEngine, tooled: 
     assert fake.tokenizer.decode(body["prompt_token_ids"]).endswith("<|assistant|><|tool|>an animal<|assistant|>")
 
 
-async def test_without_a_parser_tools_are_only_shown(fake: FakeEngine, client: httpx.AsyncClient) -> None:
-    body = await chat(client, calls(CALL), tools=TOOLS, return_token_ids=True)
+async def test_without_a_parser_tools_are_only_shown_where_none_may_be_called(fake: FakeEngine, client: httpx.AsyncClient) -> None:
+    body = await chat(client, calls(CALL), tools=TOOLS, tool_choice="none", return_token_ids=True)
     assert fake.tokenizer.decode(body["prompt_token_ids"]).startswith("<|tools|>look_up other ")
     assert body["choices"][0]["message"]["content"].startswith("<tool_call>")
-    for choice in ("auto", "required", NAMED):
+    for choice in (None, "auto", "required", NAMED):
         error = await chat_refused(client, 400, tools=TOOLS, tool_choice=choice)
         assert "--tool-call-parser" in error["message"]
 
