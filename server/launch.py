@@ -27,7 +27,7 @@ from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, w
 from server.admin import admin_router
 from server.app import create_app
 from server.dashboard import Dashboard, dashboard_router
-from server.lifecycle import Lifecycle, bind, serve
+from server.lifecycle import Lifecycle, bind, check_tls, serve
 from server.logs import log_drafter
 from server.rendering import check_chat
 from server.settings import Settings
@@ -55,6 +55,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
     set_ulimit()
     with ExitStack() as stack:
+        check_tls(settings)
         sock = stack.enter_context(bind(settings))
         embedded = settings.model is None
         settings = with_embedded(settings)

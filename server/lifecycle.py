@@ -6,16 +6,18 @@ import logging
 import socket
 import ssl
 import time
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from minedraft_core.config import ConfigError
 from server.connection import HalfClosableProtocol
 from server.engine import Engine
 from server.errors import unavailable
 from server.flights import Flights
-from server.settings import Settings
+from server.settings import Settings, flag
 
 _logger = logging.getLogger("minedraft.server")
 
@@ -113,6 +115,31 @@ class HTTPServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
         return await super().on_tick(counter) or self._lifecycle.tick(time.monotonic())
+
+
+def check_tls(settings: Settings) -> None:
+    """Check certificate and key before the engine loads. Raises ConfigError."""
+    if settings.ssl_certfile is None:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path: Path | None = getattr(settings, name)
+        try:
+            if path is not None:
+                path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{flag(name)}: {path} cannot be read: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password="")
+    except ssl.SSLError:
+        message = "give a certificate in PEM form and its private key without a password"
+        raise ConfigError(f"{flag('ssl_certfile')} and {flag('ssl_keyfile')} do not fit together: {message}") from None
+    try:
+        if settings.ssl_ca_certs is not None:
+            context.load_verify_locations(settings.ssl_ca_certs)
+    except ssl.SSLError:
+        raise ConfigError(f"{flag('ssl_ca_certs')}: {settings.ssl_ca_certs} holds no certificate in PEM form") from None
 
 
 def bind(settings: Settings) -> socket.socket:

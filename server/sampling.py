@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from server.protocol import GenerationRequest
 
 _INT64 = 2**64
+# vLLM takes this one for no seed at all.
+_NO_SEED = -1
+_IN_ITS_PLACE = 2**63 - 1
 _DEFAULTS: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -54,7 +57,6 @@ def build_params(
     """
     fields = {name: _first(getattr(request, name), defaults.get(name), fallback) for name, fallback in _DEFAULTS.items()}
     fields |= {
-        "seed": request.seed,
         "stop": request.stop,
         "stop_token_ids": list(dict.fromkeys([*request.stop_token_ids, *(defaults.get("stop_token_ids") or ())])),
         "max_tokens": max_tokens,
@@ -73,7 +75,9 @@ def build_params(
         "extra_args": None if request.num_speculative_tokens is None else {DRAFT_LIMIT: request.num_speculative_tokens},
         "skip_clone": True,
     }
-    return ServingParams(**{**fields, **overrides})
+    params = ServingParams(**{**fields, **overrides})
+    params.seed = request.seed
+    return params
 
 
 def for_choice(params: ServingParams, choice: int) -> ServingParams:
@@ -84,7 +88,8 @@ def for_choice(params: ServingParams, choice: int) -> ServingParams:
     if params.structured_outputs is not None:
         params.structured_outputs = copy.copy(params.structured_outputs)
     if params.seed is not None:
-        params.seed = (params.seed + choice + _INT64 // 2) % _INT64 - _INT64 // 2
+        seed = (params.seed + choice + _INT64 // 2) % _INT64 - _INT64 // 2
+        params.seed = _IN_ITS_PLACE if seed == _NO_SEED else seed
     return params
 
 

@@ -4,7 +4,7 @@ import pickle
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -48,9 +48,14 @@ def test_choices_share_nothing_that_the_engine_changes() -> None:
     assert first.structured_outputs is not second.structured_outputs
 
 
-@given(seed=st.integers(-(2**63), 2**63 - 1).filter(lambda seed: seed != -1), choice=st.integers(0, 200))
+@given(seed=st.integers(-(2**63), 2**63 - 1), choice=st.integers(0, 200))
+@example(seed=-1, choice=0)
+@example(seed=-2, choice=1)
+@example(seed=-1, choice=1)
 def test_seeds_stay_64_bit(seed: int, choice: int) -> None:
     child = for_choice(params(seed=seed), choice).seed
     assert child is not None
     assert -(2**63) <= child < 2**63
-    assert (child - seed - choice) % 2**64 == 0
+    # vLLM takes -1 for no seed.
+    assert child == 2**63 - 1 if (seed + choice) % 2**64 == 2**64 - 1 else (child - seed - choice) % 2**64 == 0
+    assert SamplingParams(seed=child).seed == child

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import ValidationError
 
+from minedraft_core.config import ConfigError
+from server.lifecycle import check_tls
 from server.settings import Settings
 from tests.server.conftest import Start
 from tests.server.fake_engine import FakeEngine
@@ -70,3 +72,29 @@ async def test_a_client_without_a_certificate_is_turned_away(fake: FakeEngine, s
 def test_a_key_needs_its_certificate(name: str) -> None:
     with pytest.raises(ValidationError, match="needs --ssl-certfile"):
         Settings(**{name: "x.pem"})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"ssl_certfile": "nothing"}, "--ssl-certfile.*cannot be read"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "nothing"}, "--ssl-keyfile.*cannot be read"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem", "ssl_ca_certs": "."}, "--ssl-ca-certs.*cannot be read"),
+        ({"ssl_certfile": "cert.pem"}, "private key"),
+        ({"ssl_certfile": "key.pem"}, "private key"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "locked.pem"}, "without a password"),
+        ({"ssl_certfile": "cert.pem", "ssl_keyfile": "key.pem", "ssl_ca_certs": "key.pem"}, "--ssl-ca-certs.*no certificate"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(pair: tuple[Path, Path], names: dict[str, str], message: str) -> None:
+    folder = pair[0].parent
+    key = serialization.load_pem_private_key(pair[1].read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    (folder / "locked.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    with pytest.raises(ConfigError, match=message):
+        check_tls(Settings.model_validate({name: folder / file for name, file in names.items()}))
+
+
+def test_files_that_fit(pair: tuple[Path, Path]) -> None:
+    check_tls(Settings())
+    check_tls(Settings(ssl_certfile=pair[0], ssl_keyfile=pair[1], ssl_ca_certs=pair[0]))
