@@ -15,7 +15,7 @@ from minedraft_core.embedded import prepare
 from minedraft_core.types import LookaheadRecord, Mode, StepRecord
 from tests.engine.harness import Engine, Job, engine, greedy
 from tests.engine.test_faults import disturb
-from tests.engine.workload import TOKENS, Results, prompts, run_workload
+from tests.engine.workload import LONG_PROMPTS, LONG_TOKENS, TOKENS, Results, prompts, run_workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -73,13 +73,11 @@ def test_a_small_batch_is_verified_as_without_tetris(reference: Results) -> None
 
 @pytest.mark.parametrize(("mode", "keys"), [("pearl", {}), ("parallel", TETRIS)], ids=["pearl", "tetris"])
 def test_preemption(mode: str, keys: dict[str, Any], reference: Results) -> None:
-    """A KV cache of 40 blocks of 32 tokens holds a few of 16 requests at a time."""
-    with engine(mode, keys=keys, block_size=32, num_gpu_blocks_override=40, max_model_len=1024) as small:
-        texts = prompts()[:20]
-        outputs = small.generate([Job(text, greedy(TOKENS)) for text in texts])
+    """Six requests that begin with 13 blocks of 32 tokens and end with 27, in a KV cache of 15."""
+    with engine(mode, keys=keys, block_size=32, num_gpu_blocks_override=16, max_model_len=448) as small:
+        outputs = small.generate([Job(text, greedy(LONG_TOKENS)) for text in prompts()[:LONG_PROMPTS]])
         steps = steps_of(small)
-    expected = [reference.plain[prompts().index(text)] for text in texts]
-    assert [list(output.outputs[0].token_ids) for output in outputs if output] == expected
+    assert [list(output.outputs[0].token_ids) for output in outputs if output] == reference.long
     assert sum(step.preempted_requests for step in steps) > 0
 
 
