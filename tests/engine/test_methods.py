@@ -15,7 +15,7 @@ from minedraft_core.embedded import prepare
 from minedraft_core.types import LookaheadRecord, Mode, StepRecord
 from tests.engine.harness import Engine, Job, engine, greedy
 from tests.engine.test_faults import disturb
-from tests.engine.workload import TOKENS, Results, prompts, run_workload
+from tests.engine.workload import LONG_PROMPTS, LONG_TOKENS, TOKENS, Results, prompts, run_workload
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -36,7 +36,12 @@ def lookahead_of(target: Engine, begin: int = 0) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     ("mode", "keys"),
-    [("pearl", {}), ("parallel", TETRIS), pytest.param("sequential", TETRIS, marks=pytest.mark.slow), ("pearl", TETRIS)],
+    [
+        ("pearl", {}),
+        ("parallel", TETRIS),
+        pytest.param("sequential", TETRIS, marks=pytest.mark.slow),
+        pytest.param("pearl", TETRIS, marks=pytest.mark.slow),
+    ],
     ids=["pearl", "parallel-tetris", "sequential-tetris", "pearl-tetris"],
 )
 def test_every_request_gets_the_same(mode: str, keys: dict[str, Any], reference: Results) -> None:
@@ -71,15 +76,15 @@ def test_a_small_batch_is_verified_as_without_tetris(reference: Results) -> None
     assert max(drafted for step in large for drafted, _ in step.drafts) > 4
 
 
-@pytest.mark.parametrize(("mode", "keys"), [("pearl", {}), ("parallel", TETRIS)], ids=["pearl", "tetris"])
+@pytest.mark.parametrize(
+    ("mode", "keys"), [("pearl", {}), pytest.param("parallel", TETRIS, marks=pytest.mark.slow)], ids=["pearl", "tetris"]
+)
 def test_preemption(mode: str, keys: dict[str, Any], reference: Results) -> None:
-    """A KV cache of 40 blocks of 32 tokens holds a few of 16 requests at a time."""
-    with engine(mode, keys=keys, block_size=32, num_gpu_blocks_override=40, max_model_len=1024) as small:
-        texts = prompts()[:20]
-        outputs = small.generate([Job(text, greedy(TOKENS)) for text in texts])
+    """Six requests that begin with 13 blocks of 32 tokens and end with 27, in a KV cache of 15."""
+    with engine(mode, keys=keys, block_size=32, num_gpu_blocks_override=16, max_model_len=448) as small:
+        outputs = small.generate([Job(text, greedy(LONG_TOKENS)) for text in prompts()[:LONG_PROMPTS]])
         steps = steps_of(small)
-    expected = [reference.plain[prompts().index(text)] for text in texts]
-    assert [list(output.outputs[0].token_ids) for output in outputs if output] == expected
+    assert [list(output.outputs[0].token_ids) for output in outputs if output] == reference.long
     assert sum(step.preempted_requests for step in steps) > 0
 
 
@@ -109,7 +114,7 @@ def test_a_drafter_like_the_target_is_ahead_all_the_time_when_sampling_too(refer
     assert hits > 4 * misses
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.4])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_the_drafts_temperature_changes_drafts_and_no_output(temperature: float) -> None:
     jobs = [
         Job(text, SamplingParams(temperature=1.0, seed=number, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY))
