@@ -9,7 +9,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from minedraft_core.sides import Cadence, cadence_of
-from minedraft_core.types import Mode, Side
+from minedraft_core.types import DRAFT_LIMIT, Mode, Side
 
 if TYPE_CHECKING:
 
@@ -20,6 +20,14 @@ else:
     _Base = object
 
 _NEVER = 1 << 62
+_NO_LIMIT = 1 << 30
+
+
+def own_limit(request: Request) -> int:
+    """How many drafts a step the client allows."""
+    params = request.sampling_params
+    limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
+    return limit
 
 
 class CadenceMixin(_Base):

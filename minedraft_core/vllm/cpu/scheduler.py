@@ -24,21 +24,13 @@ from minedraft_core.overlap import hidden_us
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
 from minedraft_core.tetris import Choice, Everything, Tetris
-from minedraft_core.types import DRAFT_LIMIT, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.types import DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
 from minedraft_core.vllm.cpu.noise import sampling_of, seeded
-from minedraft_core.vllm.scheduler import CadenceMixin
+from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
 
 _RECENT_PASSES = 16
-_NO_LIMIT = 1 << 30
 _US = 1e-6
-
-
-def _own_limit(request: Request) -> int:
-    """How many drafts a step the client allows."""
-    params = request.sampling_params
-    limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
-    return limit
 
 
 def _choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
@@ -175,7 +167,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         if not self.num_drafts or request.status != RequestStatus.RUNNING or request.is_prefill_chunk:
             return 0
         left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        return min(left - 1, _own_limit(request))
+        return min(left - 1, own_limit(request))
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self._abandon(request)

@@ -21,21 +21,13 @@ from minedraft_core.control import ControlServer, ModeOrder, NoOrders, Orders, c
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.overlap import hidden_us
 from minedraft_core.sides import cadence_of
-from minedraft_core.types import DRAFT_LIMIT, DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.gpu.output import TimedOutput
 from minedraft_core.vllm.gpu.timing import PassTimes
-from minedraft_core.vllm.scheduler import CadenceMixin
+from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
 
 _RECENT_PASSES = 16
-_NO_LIMIT = 1 << 30
 _US = 1e-6
-
-
-def _own_limit(request: Request) -> int:
-    """How many drafts a step the client allows."""
-    params = request.sampling_params
-    limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
-    return limit
 
 
 @dataclass
@@ -123,7 +115,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             if not self.num_drafts and not request.is_prefill_chunk:
                 self._unknown.add(request_id)
             if request.spec_token_ids:
-                request.spec_token_ids = request.spec_token_ids[: _own_limit(request)] if self._can_draft(request) else []
+                request.spec_token_ids = request.spec_token_ids[: own_limit(request)] if self._can_draft(request) else []
 
     def _can_draft(self, request: Request) -> bool:
         """Whether drafts will be at hand when the request is next verified.
