@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -31,6 +32,8 @@ from server.lifecycle import Lifecycle, bind, check_tls, serve
 from server.logs import log_drafter
 from server.rendering import check_chat
 from server.settings import Settings
+
+_logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
@@ -77,6 +80,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
         engine = start_engine(args)
+        stack.callback(_logger.info, "the server has ended")
         stack.callback(engine.shutdown)
         reader.start()
         stack.callback(reader.close)

