@@ -11,7 +11,6 @@ from importlib.metadata import version as distribution_version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -25,7 +24,7 @@ from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
 from server.limits import KeyLimits
-from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
+from server.middleware import REQUEST_ID_HEADER, ApiKeys, CrossOrigin, RequestContext
 from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
@@ -110,7 +109,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths, pages=dashboard.PATHS)
     if settings.cors_allow_origins:
         app.add_middleware(
-            CORSMiddleware,
+            CrossOrigin,
             allow_origins=list(settings.cors_allow_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],

@@ -95,6 +95,7 @@ class HTTPServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=HalfClosableProtocol,
+                ws="none",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_ca_certs=None if settings.ssl_ca_certs is None else str(settings.ssl_ca_certs),

@@ -10,8 +10,11 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
+from http import HTTPStatus
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import CLIENT_CLOSED, APIError, bad_request, from_engine
@@ -61,6 +64,19 @@ class RequestContext:
         finally:
             if self._access_log:
                 _log(scope, status, time.monotonic() - started, request_id, tally)
+
+
+class CrossOrigin(CORSMiddleware):
+    """Starlette's CORS, whose refusals are error objects."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Whether a page of another origin may send its request."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == HTTPStatus.OK:
+            return response
+        message = f"{bytes(response.body).decode()}; pages of the origins in --cors-allow-origins may send {', '.join(self.allow_methods)}"
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return APIError(response.status_code, message, code="cors_refused", headers=kept).response()
 
 
 class ApiKeys:
