@@ -2,6 +2,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,14 @@ def test_help_of_serve_names_every_own_flag() -> None:
     assert result.exit_code == 0
     assert "--help-engine" in result.output
     assert all(f"{flag(name)} " in result.output or f"{flag(name)}," in result.output for name in Settings.model_fields)
+
+
+def test_help_lists_the_values_to_choose_from() -> None:
+    text = " ".join(CliRunner().invoke(app, ["serve", "--help"]).output.split())
+    assert "one of `none`, `summary`, `detailed` (default: none)" in text
+    choices = [get_args(field.annotation) for field in Settings.model_fields.values() if get_origin(field.annotation) is Literal]
+    assert len(choices) >= 5
+    assert all(f"one of {', '.join(f'`{choice}`' for choice in values)}" in text for values in choices)
 
 
 @pytest.mark.parametrize("argument", ["version", "--version"])

@@ -6,7 +6,9 @@ the last update placed. So with two sides the drafts of the side due next are ma
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,9 @@ from minedraft_core.vllm.cpu.noise import sampling_of, seeded
 from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
 
 _RECENT_PASSES = 16
+# One at a time uses all cores already.
+_COMPILERS = 2
+_LEAST_PRIORITY = 19
 _US = 1e-6
 
 
@@ -81,6 +86,9 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         if config.control_address is not None:
             most = self.num_drafts
             self._orders = ControlServer(config.control_address, lambda order: check_order(order, most, tuple(Mode)))
+        # Grammars are compiled by threads of this process, on the cores of the target: they get what it leaves.
+        manager = self.structured_output_manager
+        manager.executor = ThreadPoolExecutor(_COMPILERS, "compiler", initializer=os.nice, initargs=(_LEAST_PRIORITY,))
         self._flush()
 
     def add_request(self, request: Request) -> None:
