@@ -23,6 +23,7 @@ from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
 from minedraft_core.overlap import hidden_us
+from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
 from minedraft_core.tetris import Choice, Everything, Tetris
@@ -66,6 +67,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
     """vLLM's synchronous scheduler with a cadence and a supervised drafter. Configured by `additional_config["minedraft"]`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        end_with_parent()
         super().__init__(*args, **kwargs)
         config = PipelineConfig.model_validate(self.vllm_config.additional_config["minedraft"])
         self.mode = config.speculative.mode
@@ -81,7 +83,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._feed: Feed = FeedWriter(config.feed_address) if config.feed_address else NoFeed()
         self._drafting: Drafting = NoDrafting()
         if self.mode is not Mode.OFF:
-            self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._records.append)
+            self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._report)
         self._orders: Orders = NoOrders()
         if config.control_address is not None:
             most = self.num_drafts
@@ -237,6 +239,10 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             )
         )
         self._idle_since_us = end_us if self.running else None
+
+    def _report(self, record: Record) -> None:
+        """Send what another thread has to say: it cannot wait for the next step."""
+        self._feed.push((record,))
 
     def _flush(self) -> None:
         if self._records:
