@@ -23,12 +23,12 @@ from server.settings import Settings, flag
 _logger = logging.getLogger("minedraft.server")
 
 # Seconds that stopped requests get to send their last bytes.
-_FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 60
 
 
 class Lifecycle:
-    """Whether new work is taken, and when the server has nothing left to do."""
+    """Whether new work is taken, and when the server has nothing left to do. `failed` is set where the engine's death is the reason."""
 
     def __init__(self, engine: Engine, drain_timeout: float) -> None:
         self.flights = Flights()
@@ -37,6 +37,7 @@ class Lifecycle:
         self._deadline: float | None = None
         self._cause: str | None = None
         self._stopped = False
+        self.failed = False
 
     @property
     def draining(self) -> bool:
@@ -66,7 +67,8 @@ class Lifecycle:
         """Move on to where things should be at `now`; true when the server can end."""
         if self.engine_dead and not self.draining:
             _logger.critical("the engine has stopped; shutting down")
-            self._deadline = now + _FLUSH_SECONDS
+            self.failed = True
+            self._deadline = now + FLUSH_SECONDS
         if self._deadline is None:
             return False
         if self._cause is not None:
@@ -83,7 +85,7 @@ class Lifecycle:
         _logger.warning("the drain timeout is over; ending %d requests", len(self.flights))
         self.flights.stop_all()
         self._stopped = True
-        self._deadline = now + _FLUSH_SECONDS
+        self._deadline = now + FLUSH_SECONDS
         return False
 
 
@@ -106,7 +108,7 @@ class HTTPServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(_FLUSH_SECONDS),
+                timeout_graceful_shutdown=int(FLUSH_SECONDS),
             )
         )
         self._lifecycle = lifecycle
@@ -114,7 +116,7 @@ class HTTPServer(uvicorn.Server):
     @property
     def exit_code(self) -> int:
         """0 after a signal, 1 after the engine's death."""
-        return 1 if self._lifecycle.engine_dead else 0
+        return 1 if self._lifecycle.failed else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, end on the second."""

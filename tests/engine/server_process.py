@@ -66,7 +66,7 @@ def serving(folder: Path, *arguments: str, key: str | None = None) -> Iterator[S
     trace = folder / "trace.jsonl"
     command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--trace", str(trace), *keys, *arguments]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
         deadline = time.monotonic() + START_SECONDS

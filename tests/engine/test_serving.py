@@ -141,7 +141,10 @@ def test_metrics_pass_promtool(served: Served) -> None:
 
 
 def test_sigterm_drains_then_ends(served: Served) -> None:
-    """The last test of this server: a request that runs gets its answer, a new one is refused, no process stays."""
+    """The last test of this server: a request that runs gets its answer, a new one is refused, no process stays.
+
+    The signal goes to the engine's process too, as from a terminal or from systemd.
+    """
     below = served.below()
     assert below
 
@@ -150,7 +153,7 @@ def test_sigterm_drains_then_ends(served: Served) -> None:
             body = {"prompt": "A long story:", "max_tokens": 60, "ignore_eos": True}
             running = asyncio.create_task(client.post("/v1/completions", json=body))
             await asyncio.sleep(1.0)
-            os.kill(served.process.pid, signal.SIGTERM)
+            os.killpg(served.process.pid, signal.SIGTERM)
             await asyncio.sleep(0.3)
             refused = await client.post("/v1/completions", json=body)
             return await running, refused
