@@ -70,7 +70,7 @@ def pipeline(arguments, draft, mode, device, length=None):
 def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
-    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory)])
+    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory), *arguments.flags])
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
     with start(args, pipeline(arguments, draft, mode, device, length)) as running:
@@ -283,7 +283,7 @@ def stage_acceptance(arguments) -> None:
 
 def stage_speed(arguments) -> None:
     target, draft = (f"{arguments.shapes}/{name}" for name in arguments.pair.split("+"))
-    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching", *arguments.speed_flags]
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching"]
     prompts = [[1000 + (7 * row + column) % 50000 for column in range(128)] for row in range(max(arguments.concurrency))]
     for mode, device in itertools.product(arguments.modes, arguments.devices):
         if mode in ("off", "native") and device != arguments.devices[0]:
@@ -324,7 +324,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
     parser.add_argument("--length", type=float, default=3.0)
     parser.add_argument("--compiled-drafter", action="store_true")
-    parser.add_argument("--speed-flags", type=str.split, default=[])
+    parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
     arguments = parser.parse_args()
     for name in STAGES if "all" in arguments.stages else arguments.stages:
         print(f"---- {name}", flush=True)
