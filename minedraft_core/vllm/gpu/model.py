@@ -115,7 +115,7 @@ class DraftModel:
         return sum(2 * layer.num_kv_heads * layer.head_size * size for layer in self._layers.values())
 
     def _fused_heads(self) -> Heads | None:
-        """What the kernel of draft steps needs to know, None without it. Raises ConfigError for layers that it cannot run."""
+        """What the kernel of draft steps needs to know, None without it. Raises ConfigError for layers it has no shape for."""
         if self.config.attention_config.backend != AttentionBackendEnum[NAME]:
             return None
         shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_size) for layer in self._layers.values()}
