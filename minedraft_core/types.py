@@ -180,6 +180,15 @@ class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
     scheduled_us: int = 0
 
 
+class Job(msgspec.Struct, frozen=True):
+    """A request of a measurement, which gets exactly `max_tokens` tokens; `seed` makes a sample repeatable, none leaves it to chance."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
+
+
 class DraftRecord(msgspec.Struct, frozen=True, tag="drafted"):
     """One answered order: how long the drafter worked, how much of that the target's passes hid, tokens proposed per position."""
 

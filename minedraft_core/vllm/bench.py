@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
@@ -22,7 +21,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.control import ControlClient, ModeOrder
 from minedraft_core.feed import FeedMessage, FeedReader
-from minedraft_core.types import Record, RequestRecord, Span, StepRecord, now_us
+from minedraft_core.types import Job, Record, RequestRecord, Span, StepRecord, now_us
 from minedraft_core.vllm.args import engine_parser, natively, runs_on_cpu, start_engine, with_pipeline
 
 _END_SECONDS = 30.0
@@ -48,16 +47,6 @@ def engine_args(
             f"--max-num-seqs: {args.max_num_seqs} cannot run {max_num_seqs} requests at once; raise it or lower --concurrency"
         )
     return args
-
-
-@dataclass(frozen=True)
-class Job:
-    """One request that gets exactly `max_tokens` tokens; `seed` makes a sample repeatable, None leaves it to chance."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    temperature: float
-    seed: int | None
 
 
 class BenchEngine:
@@ -143,7 +132,7 @@ class BenchEngine:
         first, reason = 0.0, ""
         async with places:
             taken_up = now_us()
-            async for output in self._engine.generate(TokensPrompt(prompt_token_ids=list(job.prompt)), params, uuid.uuid4().hex):
+            async for output in self._engine.generate(TokensPrompt(prompt_token_ids=job.prompt), params, uuid.uuid4().hex):
                 tokens, reason = list(output.outputs[0].token_ids), output.outputs[0].finish_reason or ""
                 first = output.metrics.first_token_ts if isinstance(output.metrics, RequestStateStats) else 0.0
         return tokens, RequestRecord(name, arrival_us, round(first * 1e6), now_us(), len(job.prompt), len(tokens), reason, taken_up)
