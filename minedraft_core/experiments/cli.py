@@ -239,8 +239,8 @@ def _chosen(known: Mapping[str, Experiment], name: str, mode: str | None) -> tup
             raise ConfigError(f"--mode: {name} names its mode itself; give run-all with --mode {mode}")
         return list(known.values()), modes or _SEVERAL[name]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see --list"
+        near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see --list"
         raise ConfigError(f"no experiment is called {name!r}; {hint}")
     return [known[name]], modes
 

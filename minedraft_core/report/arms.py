@@ -9,6 +9,8 @@ from minedraft_core.report.figures import Figures, figures_of
 from minedraft_core.report.trace import Trace
 from minedraft_core.trace import RunHeader
 
+_STEADY = 1.25
+
 
 @dataclass(frozen=True)
 class MeasuredArm:
@@ -21,6 +23,16 @@ class MeasuredArm:
     def header(self) -> RunHeader:
         """What it was measured with."""
         return self.trace.header
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is not right with the file, what it does not tell, and whether its runs agree."""
+        rates = self.figures.tokens_per_second_runs
+        apart = max(rates) / min(rates) if len(rates) > 1 else 1.0
+        unsteady = (
+            (f"its fastest run is {apart:.1f} times as fast as its slowest: measure again on a quiet machine",) if apart > _STEADY else ()
+        )
+        return (*self.trace.remarks, *self.figures.missing, *unsteady)
 
     @property
     def label(self) -> str:

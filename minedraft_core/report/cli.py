@@ -62,7 +62,8 @@ def make_report(arms: Sequence[MeasuredArm], traces: Sequence[Path], out: Path, 
 
 def show(arms: Sequence[MeasuredArm]) -> None:
     """Print throughput, what was refused, and what to use at which load."""
-    console = Console(soft_wrap=True)
+    console = Console()
+    console.width = max(console.width, _WIDTH)
     found = choices(arms)
     shown = [*tables.tables(arms)[:1], tables.refused_table(arms), tables.choice_table(found) if found else None]
     for table in filter(None, shown):
@@ -71,9 +72,12 @@ def show(arms: Sequence[MeasuredArm]) -> None:
             grid.add_column(head, overflow="fold")
         for row in table.rows:
             grid.add_row(*row)
-        console.print(grid, soft_wrap=False, width=max(console.width, _WIDTH))
+        console.print(grid)
+    for arm in arms:
+        for remark in arm.remarks if arm.header.refused is None else ():
+            console.print(f"{arm.trace.name}: {remark}", highlight=False, soft_wrap=True)
     for sentence in advice(found):
-        console.print(sentence, highlight=False)
+        console.print(sentence, highlight=False, soft_wrap=True)
 
 
 _WIDTH = 150

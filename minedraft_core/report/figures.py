@@ -222,7 +222,7 @@ def _sum(items: Iterable[_T], of: Callable[[_T], int | None]) -> int | None:
 def _missing(figures: Figures, runs: Sequence[Run], steps: Sequence[Step]) -> tuple[str, ...]:
     """One line for each figure that the trace does not tell though a run of its kind has it."""
     if not runs:
-        return ()
+        return ("everything: it holds no run",)
     speculates = any(step.verify_len for step in steps) or any(run.drafted for run in runs)
     checks: list[tuple[bool, object, str]] = [
         (True, figures.requests, "request latency, TTFT, wait and throughput: no finished request is in it"),

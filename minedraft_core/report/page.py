@@ -54,7 +54,7 @@ def render(arms: Sequence[MeasuredArm], drawn: Sequence[tuple[Plot, str]], title
         refused=tables.refused_table(arms),
         plots=[(plot, _inline(svg, plot.name)) for plot, svg in drawn],
         tables=tables.tables(arms),
-        remarks=[(arm.trace.name, remark) for arm in arms for remark in (*arm.trace.remarks, *arm.figures.missing)],
+        remarks=[(arm.trace.name, remark) for arm in arms if arm.header.refused is None for remark in arm.remarks],
         definitions=tables.definitions(),
     )
 

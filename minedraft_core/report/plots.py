@@ -21,6 +21,7 @@ from minedraft_core.report.figures import BySize, Spread
 from minedraft_core.report.lanes import Lanes, lanes_of
 
 _COLOURS = {"off": "#6b7280", "sequential": "#2563eb", "parallel": "#d97706", "pearl": "#059669", "native": "#7c3aed"}
+_MARKERS = {"off": "o", "sequential": "s", "parallel": "^", "pearl": "D", "native": "v"}
 _OTHER = "#be123c"
 _SIDES = {0: "#2563eb", 1: "#d97706"}
 _PROMPT = "#9ca3af"
@@ -98,7 +99,7 @@ def success(arms: Sequence[MeasuredArm]) -> Figure | None:
             highest = [max(of_k, key=lambda arm: arm.header.load) for _, of_k in _by(same, lambda arm: arm.header.k)]
             rates = [arm.figures.verification_success_rate or 0.0 for arm in highest]
             label = f"{name} +{extra}" if extra else name
-            axes.plot([arm.header.k for arm in highest], rates, marker="o", label=label, **_look(name, extra))
+            axes.plot([arm.header.k for arm in highest], rates, label=label, **_look(name, extra))
         axes.set_xlabel("draft tokens a step (k)")
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -114,7 +115,7 @@ def positions(arms: Sequence[MeasuredArm]) -> Figure | None:
         for (name, extra), same in _by(members, lambda arm: (arm.header.arm, arm.header.extra)):
             arm = max(same, key=lambda arm: (arm.header.k, arm.header.load))
             shares = arm.figures.acceptance_by_position
-            axes.plot(range(1, len(shares) + 1), shares, marker="o", label=arm.label, **_look(name, extra))
+            axes.plot(range(1, len(shares) + 1), shares, label=arm.label, **_look(name, extra))
         axes.set_xlabel("position in the draft")
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -198,7 +199,7 @@ def _over_load(
                     [middle - min(run) for middle, run in zip(values, runs, strict=True)],
                     [max(run) - middle for middle, run in zip(values, runs, strict=True)],
                 ]
-            axes.errorbar(loads, values, yerr=bars, marker="o", capsize=3, label=name, **_look(name, 0))
+            axes.errorbar(loads, values, yerr=bars, capsize=3, label=name, **_look(name, 0))
         _loads(axes, members)
         axes.set_ylim(bottom=0)
 
@@ -210,7 +211,7 @@ def _spread_over_load(arms: Sequence[MeasuredArm], label: str, of: Callable[[Mea
         for name, best in _best_by_load(members):
             loads = [arm.header.load for arm in best]
             spreads = [spread for arm in best if (spread := of(arm)) is not None]
-            axes.plot(loads, [spread.p50 for spread in spreads], marker="o", label=name, **_look(name, 0))
+            axes.plot(loads, [spread.p50 for spread in spreads], label=name, **_look(name, 0))
             axes.fill_between(
                 loads, [spread.p50 for spread in spreads], [spread.p90 for spread in spreads], color=_colour(name), alpha=0.12
             )
@@ -271,7 +272,8 @@ def _colour(name: str) -> str:
 
 def _look(name: str, extra: int) -> dict[str, Any]:
     dashes = ("--", ":", "-.") if name.endswith("-tetris") else ("-",)
-    return {"color": _colour(name), "linestyle": dashes[extra % len(dashes)]}
+    mode = name.removesuffix("-tetris")
+    return {"color": _colour(name), "linestyle": dashes[extra % len(dashes)], "marker": _MARKERS.get(mode, "x"), "markersize": 5}
 
 
 _BAND = "Median over requests or passes; the shade reaches up to the 90th percentile."

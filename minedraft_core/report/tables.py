@@ -186,15 +186,15 @@ def choice_table(found: Sequence[Choice]) -> Table:
 
 def refused_table(arms: Sequence[MeasuredArm]) -> Table | None:
     """The arms that could not be run, equal reasons of one mode together."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], dict[str, None]] = {}
     for arm in arms:
         if arm.header.refused is not None:
             key = (arm.header.arm, model_name(arm.header.draft), arm.header.refused)
-            found.setdefault(key, []).append(f"{arm.label} at {arm.header.load}")
+            found.setdefault(key, {})[arm.label] = None
     if not found:
         return None
-    rows = tuple((mode, draft, f"refused: {reason}", str(len(cells))) for (mode, draft, reason), cells in found.items())
-    return Table("Arms that were refused", ("arm", "draft", "reason", "cells"), rows)
+    rows = tuple((mode, draft, ", ".join(labels), f"refused: {reason}") for (mode, draft, reason), labels in found.items())
+    return Table("Arms that were refused", ("arm", "draft", "with", "reason"), rows)
 
 
 def text(value: Value, digits: int) -> str:

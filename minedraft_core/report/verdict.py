@@ -1,7 +1,7 @@
 """Which arm to use at which load. Pure functions.
 
 Arms are compared at the same number of running requests, for the same models, prompts and samples; plain decoding stands beside every
-drafter. Of each mode the best k counts. A lead is clear where every run of the best arm is faster than every run of the next.
+drafter. Of each mode the best k counts. A lead is clear where every run of the best arm is faster than every run of every other mode.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ OFF = "off"
 class Choice:
     """The best arm at one load by tokens per second, and the best per GPU where there are GPUs.
 
-    `over_off` and `over_next` are ratios of tokens per second, None where there is nothing to compare with. `rates` holds the best tokens
-    per second of each mode.
+    `over_off` and `over_next` are ratios of tokens per second, None where there is nothing to compare with. `rivals` are the best arms of
+    other modes of which some run was as fast as some run of the best. `rates` holds the best tokens per second of each mode.
     """
 
     target: str
@@ -30,21 +30,20 @@ class Choice:
     n: int
     load: int
     best: MeasuredArm
-    next_best: MeasuredArm | None
+    rivals: tuple[MeasuredArm, ...]
     over_off: float | None
     over_next: float | None
-    clear: bool
     best_per_gpu: MeasuredArm | None
     rates: Mapping[str, float]
 
     @property
     def words(self) -> str:
         """What to use, in a few words."""
-        if self.next_best is None:
+        if self.over_next is None:
             return f"{self.best.label} (nothing to compare with)"
-        if self.clear:
-            return self.best.label
-        return f"{self.best.label} or {self.next_best.label}: no clear difference"
+        if self.rivals:
+            return f"{' or '.join(arm.label for arm in (self.best, *self.rivals))}: no clear difference"
+        return self.best.label
 
 
 def choices(arms: Sequence[MeasuredArm]) -> list[Choice]:
@@ -79,10 +78,9 @@ def _choose(arms: Sequence[MeasuredArm], target: str, draft: str, acceptance: st
         n=n,
         load=load,
         best=best,
-        next_best=others[0] if others else None,
+        rivals=tuple(arm for arm in others if max(arm.figures.tokens_per_second_runs) >= min(best.figures.tokens_per_second_runs)),
         over_off=_rate(best) / _rate(off) if off is not None else None,
         over_next=_rate(best) / _rate(others[0]) if others else None,
-        clear=bool(others) and min(best.figures.tokens_per_second_runs) > max(others[0].figures.tokens_per_second_runs),
         best_per_gpu=max((arm for arm in arms if arm.header.gpus), key=_rate_per_gpu, default=None),
         rates={mode: _rate(arm) for mode, arm in best_of_modes.items()},
     )
@@ -122,7 +120,5 @@ def advice(found: Sequence[Choice]) -> list[str]:
 
 
 def _advised(choice: Choice) -> str:
-    if choice.next_best is None or choice.clear:
-        return choice.best.header.arm
-    # Two modes that are equally fast are one answer, whichever came first.
-    return " or ".join(sorted((choice.best.header.arm, choice.next_best.header.arm)))
+    # Modes that are equally fast are one answer, whichever came first.
+    return " or ".join(sorted(arm.header.arm for arm in (choice.best, *choice.rivals)))
