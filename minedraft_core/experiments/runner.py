@@ -110,12 +110,11 @@ def run_session(session: Session, around: Surroundings, start: Start, tell: Tell
                 _record(engine, session, around, recording)
             _run_cells(engine, session, missing, around, provenance, tell)
     except ConfigError as error:
-        refused = session.cells or None
-        if refused is None:
+        refused = [cell for cell in missing if not store.trace(cell).exists()]
+        if not refused:
             raise
-        header = header_of(refused[0], around, provenance, refused=str(error))
         with store.writing(store.refusal(session)) as file:
-            file.write(msgspec.json.encode(header) + b"\n")
+            file.writelines(msgspec.json.encode(header_of(cell, around, provenance, refused=str(error))) + b"\n" for cell in refused)
         return str(error)
     return None
 

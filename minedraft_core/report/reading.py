@@ -18,14 +18,14 @@ _UNKNOWN = "unknown"
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
-    """The trace of each file, in their order; a file that an experiment did not write is named after itself.
+    """The trace of each file, in their order, and of a file that says what was refused one for each arm.
 
     Raises ConfigError for a file that cannot be read or is no trace.
     """
-    return [_read(path) for path in paths]
+    return [trace for path in paths for trace in _read(path)]
 
 
-def _read(path: Path) -> Trace:
+def _read(path: Path) -> list[Trace]:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -34,7 +34,7 @@ def _read(path: Path) -> Trace:
     if not any(map(bytes.strip, lines)):
         raise ConfigError(f"{path} is empty: a trace holds one JSON object a line")
     if is_bundle(next(line for line in lines if line.strip())):
-        return read_bundles(path, lines)
+        return [read_bundles(path, lines)]
     return _read_lines(path, lines, ended=content.endswith(b"\n"))
 
 
@@ -63,7 +63,7 @@ class _Part:
         return Run(tuple(self.steps), tuple(self.requests), tuple(self.drafted), tuple(self.ahead))
 
 
-def _read_lines(path: Path, lines: Sequence[bytes], *, ended: bool) -> Trace:
+def _read_lines(path: Path, lines: Sequence[bytes], *, ended: bool) -> list[Trace]:
     remarks: list[str] = []
     parts = [_Part()]
     for number, line in enumerate(lines, 1):
@@ -82,13 +82,15 @@ def _read_lines(path: Path, lines: Sequence[bytes], *, ended: bool) -> Trace:
             parts[-1].add(record)
     found = [part for part in parts if part.header is not None or part.steps or part.requests]
     headers = [part.header for part in found if part.header is not None]
+    if headers and all(header.refused for header in headers):
+        return [Trace(path.stem, header, ()) for header in headers]
     header = headers[0] if headers else _guess(found[0] if found else _Part())
     if not headers:
         remarks.append("no head that says what it was measured with: models, number of draft tokens and GPUs are not known")
     if any(_arm(other) != _arm(header) for other in headers):
         raise ConfigError(f"{path} holds runs of several arms; write each into a file of its own")
     runs = tuple(part.run() for part in found if part.steps or part.requests)
-    return Trace(path.stem, header, runs, tuple(remarks))
+    return [Trace(path.stem, header, runs, tuple(remarks))]
 
 
 def _arm(header: RunHeader) -> tuple[object, ...]:
