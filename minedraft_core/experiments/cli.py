@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from minedraft_core.bench.cli import on_gpus, quiet_engine
 from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
@@ -23,7 +21,8 @@ from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.embedded import EmbeddedModelError
 from minedraft_core.experiments.catalogue import Experiment, ModeName, Variant, VariantName, catalogue
-from minedraft_core.experiments.grid import Cell, Session, cells_of, gpus_of, sessions_of
+from minedraft_core.experiments.grid import Cell, Session, cells_of, sessions_of
+from minedraft_core.experiments.listing import show_list, show_plan
 from minedraft_core.experiments.models import draft_of, target_of
 from minedraft_core.experiments.profile import profiled, profiler
 from minedraft_core.experiments.provenance import provenance
@@ -38,8 +37,8 @@ _USAGE_ERROR = 2
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
 _MODES: tuple[ModeName, ...] = ("parallel", "sequential", "pearl", "native", "off")
+_PERCENT = typer.Option(min=0.01, max=100, help="Percent, of memory used or of time busy, below which a GPU counts as free.")
 _SHIPPED = "shipped"
-_WIDTH = 150
 _VARIANTS: tuple[VariantName, ...] = ("paper", "synthetic", "cpu")
 
 
@@ -73,9 +72,9 @@ def experiment(
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     wait_for_gpus: Annotated[int | None, typer.Option(min=1, help="Wait until so many GPUs are free.", show_default=False)] = None,
-    wait_for_gpus_memory: Annotated[float, typer.Option(help="Percent of its memory below which a GPU counts as free.")] = 1.0,
-    wait_for_gpus_utilization: Annotated[float, typer.Option(help="Percent of the time below which a GPU counts as free.")] = 1.0,
-    wait_for_gpus_interval: Annotated[float, typer.Option(help="Seconds between two looks at the GPUs.")] = 60.0,
+    wait_for_gpus_memory: Annotated[float, _PERCENT] = 1.0,
+    wait_for_gpus_utilization: Annotated[float, _PERCENT] = 1.0,
+    wait_for_gpus_interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the GPUs.")] = 60.0,
     session: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a published experiment, or the one of its variants that this machine can run, and report on it. Finished arms are skipped."""
@@ -83,7 +82,7 @@ def experiment(
     try:
         known = catalogue()
         if list_all or name is None:
-            _list(known)
+            show_list(known)
             return
         chosen, modes = _chosen(known, name, mode)
         asked = Asked(
@@ -98,7 +97,7 @@ def experiment(
         )
         if dry_run:
             for one in chosen:
-                _show_plan(one, asked)
+                show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked))
             return
         if asked.report:
             check_extra()
@@ -117,7 +116,7 @@ def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:
     """Run one experiment; whether any of its arms has a trace."""
     variant = experiment.variants[asked.variant]
     _check_device(asked.variant)
-    store = Store(asked.out / f"{experiment.name}-{asked.variant}")
+    store = _store(experiment, asked)
     cells, sessions = _plan(variant, asked)
     around = _surroundings(experiment, asked, variant, store)
     wanted = [one for one in sessions if asked.session in (None, one.name)]
@@ -140,6 +139,10 @@ def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:
         show(arms)
         console.print(f"report: {make_report(arms, traces, store.report, title)}", highlight=False)
     return any(store.trace(cell).exists() for cell in cells)
+
+
+def _store(experiment: Experiment, asked: Asked) -> Store:
+    return Store(asked.out / f"{experiment.name}-{asked.variant}")
 
 
 def _plan(variant: Variant, asked: Asked) -> tuple[list[Cell], list[Session]]:
@@ -261,54 +264,3 @@ def _cores(target: str, drafter: str) -> Cores:
             raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
         return NO_CORES
     return split_cores(*named, sorted(os.sched_getaffinity(0)))
-
-
-def _list(known: Mapping[str, Experiment]) -> None:
-    table = Table(box=SIMPLE_HEAD)
-    for head in ("experiment", "what it compares", "arms and engines: paper", "cpu"):
-        table.add_column(head, overflow="fold")
-    for experiment in known.values():
-        sizes = []
-        for name in ("paper", "cpu"):
-            variant = experiment.variants[name]
-            cells = cells_of(variant)
-            sizes.append(f"{len(cells)}, {len(sessions_of(cells, on_cpu=not variant.tensor_parallel))}")
-        table.add_row(experiment.name, experiment.title, *sizes)
-    _wide().print(table)
-
-
-def _show_plan(experiment: Experiment, asked: Asked) -> None:
-    variant = experiment.variants[asked.variant]
-    store = Store(asked.out / f"{experiment.name}-{asked.variant}")
-    cells, sessions = _plan(variant, asked)
-    console = _wide()
-    console.print(f"{experiment.name} ({asked.variant}): {experiment.title}", highlight=False)
-    if variant.note:
-        console.print(variant.note, highlight=False)
-    requests = variant.prompts if variant.prompt_tokens is None else f"{variant.prompts} random"
-    warmup = f"{variant.warmup} run(s) to warm up{' each engine' if variant.warmup_once else ''}"
-    console.print(
-        f"{len(cells)} arms on {len(sessions)} engines; {warmup}, {variant.runs} measured, up to {requests} prompts, "
-        f"{variant.max_tokens} tokens a request; flags: {' '.join(variant.flags)}",
-        highlight=False,
-    )
-    table = Table(box=SIMPLE_HEAD)
-    for head in ("engine", "target", "draft", "arm", "load", "GPUs", "published", "state"):
-        table.add_column(head, overflow="fold")
-    for session in sessions:
-        if not session.cells:
-            table.add_row(session.name, session.target, "", "recording of what is replayed", str(session.max_num_seqs), "", "", "")
-        for cell in session.cells:
-            state = "finished" if store.finished(cell, settings_of(variant, cell)) else "to run"
-            drafts = f" k={cell.k}{f'+{cell.extra}' if cell.extra else ''}" if cell.k else ""
-            draft = "" if cell.draft is None else cell.draft.draft
-            gpus = str(gpus_of(cell, variant.tensor_parallel) or "")
-            arm = f"{cell.arm}{drafts}, {cell.dataset.name}, n={cell.n}"
-            table.add_row(session.name, cell.target, draft, arm, str(cell.load), gpus, "yes" if cell.published else "", state)
-    console.print(table)
-
-
-def _wide() -> Console:
-    console = Console()
-    console.width = max(console.width, _WIDTH)
-    return console

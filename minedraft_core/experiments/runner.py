@@ -19,7 +19,7 @@ from minedraft_core.experiments.grid import Cell, Session, gpus_of
 from minedraft_core.experiments.jobs import jobs_of
 from minedraft_core.experiments.store import Store
 from minedraft_core.trace import RunHeader, trace_lines
-from minedraft_core.types import Job, Mode, Record, RequestRecord
+from minedraft_core.types import DraftRecord, Job, LookaheadRecord, Mode, Record, RequestRecord
 
 
 class Engine(Protocol):
@@ -140,11 +140,13 @@ def _run_cells(
 
 
 def _serve(engine: Engine, jobs: Sequence[Job], load: int) -> tuple[list[list[int]], bytes]:
-    # What the run before left behind, such as the answer to its last order.
     engine.take_records(0)
     outputs, requests = engine.serve(jobs, load)
     records = engine.take_records(sum(map(len, outputs)))
-    return outputs, trace_lines([*records, *requests])
+    # The answer to the last order of the run before comes with the first pass of this one.
+    begin = min(request.start_us for request in requests)
+    own = [record for record in records if not isinstance(record, DraftRecord | LookaheadRecord) or record.end_us >= begin]
+    return outputs, trace_lines([*own, *requests])
 
 
 def _record(engine: Engine, session: Session, around: Surroundings, path: Path) -> None:

@@ -35,7 +35,7 @@ class BySize(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one arm over all its runs; `definitions.py` says what they mean.
+    """The figures of one arm over all its runs; `tables.py` says what they mean.
 
     Throughputs are medians over the runs, times are taken over all runs together, shares come from sums. Times are milliseconds.
     """
