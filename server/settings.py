@@ -154,14 +154,9 @@ class Settings(BaseSettings):
         default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
     )
     drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
-    wait_for_gpus: int | None = Field(
-        default=None, ge=1, description="hold the start until so many GPUs are free, at least 1, and use these; none: start at once"
+    drafter_attention: Literal["flash", "fused"] = Field(
+        default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
     )
-    wait_for_gpus_memory: Percent = Field(default=1.0, description="percent of its memory below which a GPU counts as free, above 0 to 100")
-    wait_for_gpus_utilization: Percent = Field(
-        default=1.0, description="percent of the time below which a GPU counts as free, above 0 to 100"
-    )
-    wait_for_gpus_interval: Seconds = Field(default=60.0, description="seconds between two looks at the GPUs, above 0")
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -170,6 +165,14 @@ class Settings(BaseSettings):
         default=1.0, description="seconds before the first restart, above 0; doubles with each failure in a row"
     )
     drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
+    wait_for_gpus: int | None = Field(
+        default=None, ge=1, description="hold the start until so many GPUs are free, at least 1, and use these; none: start at once"
+    )
+    wait_for_gpus_memory: Percent = Field(default=1.0, description="percent of its memory below which a GPU counts as free, above 0 to 100")
+    wait_for_gpus_utilization: Percent = Field(
+        default=1.0, description="percent of the time below which a GPU counts as free, above 0 to 100"
+    )
+    wait_for_gpus_interval: Seconds = Field(default=60.0, description="seconds between two looks at the GPUs, above 0")
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
@@ -199,6 +202,7 @@ class Settings(BaseSettings):
             cores=self.drafter_cores,
             device=self.drafter_device,
             compiled=self.drafter_compiled,
+            attention=self.drafter_attention,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,
             restart_backoff=self.drafter_restart_backoff,
