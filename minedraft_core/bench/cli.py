@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -119,6 +120,7 @@ def bench_engine(
 
 
 def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> tuple[str, list[Row]]:
+    end_on_sigterm()
     quiet_engine()
     # vLLM takes seconds to import.
     from minedraft_core.vllm.bench import bench_engine as start_engine
@@ -139,6 +141,15 @@ def quiet_engine() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM unwind the process, so that its engine ends with it."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def on_gpus() -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.cli import on_gpus, quiet_engine
+from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
 from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
@@ -104,6 +104,7 @@ def experiment(
         if wait_for_gpus is not None:
             wanted = FreeGpus(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
             take_gpus(wanted, os.environ, lambda line: console.print(line, highlight=False))
+        end_on_sigterm()
         ran = [_run(one, asked, console) for one in chosen]
     except (ConfigError, EmbeddedModelError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False)
