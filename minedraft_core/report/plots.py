@@ -22,6 +22,8 @@ from minedraft_core.report.lanes import Lanes, lanes_of
 
 _COLOURS = {"off": "#6b7280", "sequential": "#2563eb", "parallel": "#d97706", "pearl": "#059669", "native": "#7c3aed"}
 _MARKERS = {"off": "o", "sequential": "s", "parallel": "^", "pearl": "D", "native": "v"}
+# Two modes often accept the same tokens; the smaller mark then lies on the larger one.
+_SIZES = {"off": 5, "sequential": 4}
 _OTHER = "#be123c"
 _SIDES = {0: "#2563eb", 1: "#d97706"}
 _PROMPT = "#9ca3af"
@@ -102,7 +104,7 @@ def success(arms: Sequence[MeasuredArm]) -> Figure | None:
             axes.plot([arm.header.k for arm in highest], rates, label=label, **_look(name, extra))
         axes.set_xlabel("draft tokens a step (k)")
         axes.set_ylim(0, 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xticks(sorted({arm.header.k for arm in members}))
 
     return _panels(shown, "accepted / verified", draw)
 
@@ -273,7 +275,12 @@ def _colour(name: str) -> str:
 def _look(name: str, extra: int) -> dict[str, Any]:
     dashes = ("--", ":", "-.") if name.endswith("-tetris") else ("-",)
     mode = name.removesuffix("-tetris")
-    return {"color": _colour(name), "linestyle": dashes[extra % len(dashes)], "marker": _MARKERS.get(mode, "x"), "markersize": 5}
+    return {
+        "color": _colour(name),
+        "linestyle": dashes[extra % len(dashes)],
+        "marker": _MARKERS.get(mode, "x"),
+        "markersize": _SIZES.get(mode, 7),
+    }
 
 
 _BAND = "Median over requests or passes; the shade reaches up to the 90th percentile."
