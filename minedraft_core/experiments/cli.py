@@ -99,6 +99,7 @@ def experiment(
             for one in chosen:
                 show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked))
             return
+        _check_device(asked.variant)
         if asked.report:
             check_extra()
         if wait_for_gpus is not None:
@@ -116,13 +117,11 @@ def experiment(
 def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:
     """Run one experiment; whether any of its arms has a trace."""
     variant = experiment.variants[asked.variant]
-    _check_device(asked.variant)
     store = _store(experiment, asked)
     cells, sessions = _plan(variant, asked)
     around = _surroundings(experiment, asked, variant, store)
     wanted = [one for one in sessions if asked.session in (None, one.name)]
     nsys = profiler() if variant.profile and asked.session is None else None
-    refused = 0
     with console.status("") as status:
         for one in wanted:
             console.print(f"{experiment.name}: {one.name}", highlight=False)
@@ -131,7 +130,6 @@ def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:
             else:
                 reason = run_session(one, around, _start(around), status.update)
             if reason is not None:
-                refused += 1
                 console.print(f"refused: {reason}", markup=False, highlight=False)
     if asked.report:
         traces = store.all_traces()
