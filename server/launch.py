@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -20,6 +21,7 @@ from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
+from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
@@ -31,6 +33,8 @@ from server.lifecycle import Lifecycle, bind, check_tls, serve
 from server.logs import log_drafter
 from server.rendering import check_chat
 from server.settings import Settings
+
+_logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
@@ -57,6 +61,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         check_tls(settings)
         sock = stack.enter_context(bind(settings))
+        if settings.free_gpus is not None:
+            take_gpus(settings.free_gpus, os.environ, _logger.info)
         embedded = settings.model is None
         settings = with_embedded(settings)
         dashboard = Dashboard()
