@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from loadtest.cli import datasets_app, loadtest_app
 from minedraft_core.bench.cli import bench_app
 from minedraft_core.config import ConfigError
 from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
@@ -27,6 +28,8 @@ app = typer.Typer(
 models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(loadtest_app, name="loadtest")
+app.add_typer(datasets_app, name="datasets")
 drafter_app = typer.Typer(help="Draft models.", no_args_is_help=True)
 app.add_typer(drafter_app, name="drafter")
 
