@@ -69,6 +69,19 @@ def add_arguments(parser: Parser) -> None:
     add("--samples", "File that gets one JSON object for each counted request.")
 
 
+def flags_help() -> str:
+    """What these flags are."""
+    from configargparse import ArgumentParser
+
+    parser = ArgumentParser(usage="minedraft loadtest run [own flags] [Locust's flags]", add_help=False, add_env_var_help=False)
+    add_arguments(parser)
+    return (
+        f"{parser.format_help()}\n"
+        "All of Locust's flags are taken too, among them --host, --users, --run-time, --headless, --csv, --html and --json-file.\n"
+        "List them with: python -m locust --help"
+    )
+
+
 def read_plan(options: Namespace) -> Plan:
     """The plan that the flags make. Raises ConfigError for flags that contradict one another."""
     if options.abort_share and options.abort_after < 1:

@@ -48,6 +48,11 @@ def run_load_test(context: typer.Context) -> None:
     """Hand this process over to Locust."""
     with _one_message():
         _need("locust")
+    if {"-h", "--help"} & set(context.args):
+        from loadtest.arguments import flags_help
+
+        typer.echo(flags_help())
+        return
     # A request that runs when the time is up may end; --stop-timeout says otherwise.
     os.environ.setdefault("LOCUST_STOP_TIMEOUT", _WAIT_SECONDS)
     locustfile = Path(__file__).with_name("locustfile.py")

@@ -15,7 +15,14 @@ LIMITS = Limits(ttft_ms=200, tpot_ms=50)
 
 
 def sample(begin: float = 0.0, first: float = 0.1, last: float = 1.0, tokens: int = 10, **more: object) -> Sample:
-    fields = {"endpoint": "completions", "outcome": Outcome.DONE, "end": last, "prompt_tokens": 5, "deliveries": tokens, "spoken": last - first}
+    fields = {
+        "endpoint": "completions",
+        "outcome": Outcome.DONE,
+        "end": last,
+        "prompt_tokens": 5,
+        "deliveries": tokens,
+        "spoken": last - first,
+    }
     return Sample(**{"begin": begin, "first": first, "last": last, "completion_tokens": tokens, **fields, **more})
 
 

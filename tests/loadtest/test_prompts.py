@@ -15,7 +15,10 @@ from loadtest.requests import Requests
 from minedraft_core.bench.prompts import SHIPPED
 from minedraft_core.config import ConfigError
 
-SHAREGPT = {"id": "a_0", "conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}, {"from": "human", "value": "Bye"}]}
+SHAREGPT = {
+    "id": "a_0",
+    "conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}, {"from": "human", "value": "Bye"}],
+}
 
 
 def plan(**more: Any) -> Plan:

@@ -56,7 +56,13 @@ def test_completions() -> None:
 
 
 def test_the_role_of_a_chat_is_no_token_but_reasoning_and_tools_are() -> None:
-    events = [delta(role="assistant", content=""), delta(reasoning="hm"), delta(tool_calls=[{"index": 0}]), delta(content="a"), delta("stop")]
+    events = [
+        delta(role="assistant", content=""),
+        delta(reasoning="hm"),
+        delta(tool_calls=[{"index": 0}]),
+        delta(content="a"),
+        delta("stop"),
+    ]
     found, _ = read(*events, USAGE, b"data: [DONE]\r\n")
     assert (found.first, found.deliveries, found.last) == (2, 3, 5)
 
