@@ -62,7 +62,7 @@ def add_arguments(parser: Parser) -> None:
     add("--abort-share", "Share of the requests whose client goes away early.", type=_share, default=0.0)
     add("--abort-after", "Events with text after which it does.", type=_count, default=8)
     add("--client-timeout", "Seconds without a byte after which a request has failed.", type=_positive, default=600.0)
-    add("--insecure", "Accept any certificate.", action="store_true")
+    add("--insecure", "Accept any certificate; else those of the system, or of the file that SSL_CERT_FILE names.", action="store_true")
     add("--seed", "Seed of everything that is drawn.", type=int, default=0)
     add("--label", "Name of the run in reports.", default="")
     add("--results", "File that gets the figures as JSON.")

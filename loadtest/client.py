@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from gevent import GreenletExit
-from gevent.ssl import CERT_NONE
+from gevent.ssl import CERT_NONE, SSLContext, create_default_context
 from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPParseError
 
@@ -53,7 +53,7 @@ class Client:
             connection_timeout=timeout,
             network_timeout=timeout,
             insecure=insecure,
-            ssl_options={"cert_reqs": CERT_NONE} if insecure else None,
+            ssl_context_factory=_trusting if insecure else _checking,
         )
 
     def first_model(self) -> str:
@@ -113,6 +113,18 @@ class Client:
     def close(self) -> None:
         """Close idle connections."""
         self._http.close()
+
+
+def _checking(**_: object) -> SSLContext:
+    """Trust what the system trusts, or the file that SSL_CERT_FILE names."""
+    return create_default_context()
+
+
+def _trusting(**_: object) -> SSLContext:
+    context = create_default_context()
+    context.check_hostname = False
+    context.verify_mode = CERT_NONE
+    return context
 
 
 def _one_line(fault: BaseException | None) -> str:

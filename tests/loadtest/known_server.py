@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class Schedule:
 class Connection(asyncio.Protocol):
     """One client's connection: one request after another."""
 
-    def __init__(self, schedule: Schedule, leavers: list[int]) -> None:
+    def __init__(self, schedule: Schedule, leavers: list[int], key: str | None) -> None:
         self._schedule = schedule
+        self._key = key
         self._leavers = leavers
         self._buffer = b""
         self._due: asyncio.TimerHandle | None = None
@@ -77,9 +79,13 @@ class Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         self._buffer = rest[length:]
-        self._answer(head.split(b" ")[1].decode(), rest[:length])
+        self._answer(head, rest[:length])
 
-    def _answer(self, path: str, body: bytes) -> None:
+    def _answer(self, head: bytes, body: bytes) -> None:
+        path = head.split(b" ")[1].decode()
+        if self._key is not None and f"authorization: bearer {self._key}".encode() not in head.lower():
+            self._whole(401, {"error": {"message": "a key is needed"}})
+            return
         if path == "/leavers":
             self._whole(200, {"leavers": self._leavers[0]})
             return
@@ -149,7 +155,11 @@ def span(text: str) -> tuple[float, float]:
 async def serve(args: argparse.Namespace) -> None:
     schedule, leavers = Schedule(args), [0]
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(schedule, leavers), "127.0.0.1", args.port, backlog=1024)
+    context = None
+    if args.certificate:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(args.certificate, args.certificate_key)
+    server = await loop.create_server(lambda: Connection(schedule, leavers, args.key), "127.0.0.1", args.port, backlog=1024, ssl=context)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -164,6 +174,9 @@ def main() -> None:
     parser.add_argument("--tokens-per-event", type=int, default=1)
     parser.add_argument("--fail-every", type=int, default=0)
     parser.add_argument("--break-every", type=int, default=0)
+    parser.add_argument("--key")
+    parser.add_argument("--certificate", type=Path)
+    parser.add_argument("--certificate-key", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     asyncio.run(serve(parser.parse_args()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -82,10 +83,11 @@ class Ran:
         return {(entry["method"], entry["name"]): entry for entry in json.loads((self.folder / "locust.json").read_text())}
 
 
-def run_load_test(url: str, folder: Path, *flags: str, core: int | None = None, seconds: float = 100) -> Ran:
+def run_load_test(url: str, folder: Path, *flags: str, core: int | None = None, seconds: float = 100, **environment: str) -> Ran:
     """Run a load test with all its outputs in `folder`."""
     command = [sys.executable, "-m", "server.cli", "loadtest", "run", "--headless", "--only-summary", "--host", url]
     command += ["--results", str(folder / "results.json"), "--samples", str(folder / "samples.jsonl")]
     command += ["--csv", str(folder / "locust"), "--html", str(folder / "locust.html"), "--json-file", str(folder / "locust"), *flags]
-    done = subprocess.run(_on(core, command), capture_output=True, text=True, timeout=seconds, check=False)
+    full = {**os.environ, **environment}
+    done = subprocess.run(_on(core, command), capture_output=True, text=True, timeout=seconds, check=False, env=full)
     return Ran(done.returncode, done.stderr, folder)

@@ -11,6 +11,7 @@ import pytest
 from loadtest.figures import Spread
 from loadtest.sample import Outcome
 from tests.loadtest.running import known_server, run_load_test
+from tests.server.test_tls import pair  # noqa: F401 - a fixture
 
 PERCENTS = [50, 90, 95, 99]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -127,6 +128,25 @@ def test_failures_are_counted_named_and_judged(tmp_path: Path) -> None:
     assert len(figures.errors) == 2
     assert figures.slo["all"] == pytest.approx(figures.done / (figures.done + figures.failed))
     assert allowed.code == 0
+
+
+def test_keys_and_certificates(pair: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
+    certificate, key = pair
+    secret = tmp_path / "keys"
+    secret.write_text("sesame\nother\n")
+    flags = ["-u", "1", "-t", "1s", "--max-tokens", "5"]
+    quick = ["--ttft-ms", "10", "--gap-ms", "5"]
+    with known_server(tmp_path, *quick, "--key", "sesame", "--certificate", str(certificate), "--certificate-key", str(key)) as server:
+        url = server.url.replace("http:", "https:") + "/v1/"
+        keyed = ["--api-key-file", str(secret)]
+        assert run_load_test(url, tmp_path, *flags, *keyed, SSL_CERT_FILE=str(certificate)).code == 0
+        assert run_load_test(url, tmp_path, *flags, "--insecure", OPENAI_API_KEY="sesame").code == 0
+        unknown = run_load_test(url, tmp_path, *flags, *keyed)
+        unkeyed = run_load_test(url, tmp_path, *flags, "--insecure")
+    assert unknown.code == unkeyed.code == 2
+    assert "CERTIFICATE_VERIFY_FAILED" in unknown.log
+    assert "HTTP 401: a key is needed" in unkeyed.log
+    assert "sesame" not in (tmp_path / "results.json").read_text()
 
 
 @pytest.mark.parametrize(
