@@ -62,7 +62,12 @@ def pipeline(arguments, draft, mode, device, length=None):
         return PipelineConfig()
     return PipelineConfig(
         speculative=MineDraftConfig(model=draft, num_speculative_tokens=arguments.k, is_parallel=mode == "parallel"),
-        drafter=DrafterConfig(device=device, synthetic_acceptance_length=length, compiled=arguments.compiled_drafter),
+        drafter=DrafterConfig(
+            device=device,
+            synthetic_acceptance_length=length,
+            compiled=arguments.compiled_drafter,
+            attention=arguments.drafter_attention,
+        ),
     )
 
 
@@ -70,7 +75,7 @@ def pipeline(arguments, draft, mode, device, length=None):
 def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
-    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory)])
+    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory), *arguments.flags])
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
     with start(args, pipeline(arguments, draft, mode, device, length)) as running:
@@ -108,10 +113,15 @@ def summary(records) -> str:
 
 
 def stage_kernels(_arguments) -> None:
+    import torch
+
+    from tests.gpu.decode_cases import LONG, compare_decode
     from tests.gpu.kernel_cases import compare
 
     for seed in range(20):
         compare("cuda", seed)
+    for seed in range(8):
+        compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
     say(True, "kernels agree with their references")
 
 
@@ -283,7 +293,7 @@ def stage_acceptance(arguments) -> None:
 
 def stage_speed(arguments) -> None:
     target, draft = (f"{arguments.shapes}/{name}" for name in arguments.pair.split("+"))
-    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching", *arguments.speed_flags]
+    flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching"]
     prompts = [[1000 + (7 * row + column) % 50000 for column in range(128)] for row in range(max(arguments.concurrency))]
     for mode, device in itertools.product(arguments.modes, arguments.devices):
         if mode in ("off", "native") and device != arguments.devices[0]:
@@ -324,7 +334,8 @@ def main() -> None:
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
     parser.add_argument("--length", type=float, default=3.0)
     parser.add_argument("--compiled-drafter", action="store_true")
-    parser.add_argument("--speed-flags", type=str.split, default=[])
+    parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
+    parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
     arguments = parser.parse_args()
     for name in STAGES if "all" in arguments.stages else arguments.stages:
         print(f"---- {name}", flush=True)
