@@ -17,6 +17,10 @@ class MissedError(Exception):
     """A limit that a request did not keep."""
 
 
+class FailedError(Exception):
+    """Why a request failed; requests with the same reason are one line in Locust's tables."""
+
+
 class Recorder:
     """The samples of the test that runs or ran last."""
 
@@ -87,7 +91,3 @@ class Recorder:
 
     def _note_users(self, user_count: int, **_: Any) -> None:
         self.most_users = max(self.most_users, user_count)
-
-
-class FailedError(Exception):
-    """Why a request failed; requests with the same reason are one line in Locust's tables."""
