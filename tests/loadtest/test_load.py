@@ -26,9 +26,9 @@ def near(found: Spread | None, wanted_ms: list[float]) -> None:
 
 
 def test_a_closed_loop_reports_the_known_times_everywhere(tmp_path: Path) -> None:
-    with known_server(tmp_path, "--ttft-ms", "80:400", "--gap-ms", "20:60") as server:
-        limits = ["--slo-ttft-ms", "300", "--slo-tpot-ms", "50", "--slo-share", "0.9", "--gpus", "5"]
-        ran = run_load_test(server.url, tmp_path, "-u", "24", "-r", "50", "-t", "8s", "--max-tokens", "10:30", *limits)
+    with known_server(tmp_path, "--ttft-ms", "300:1500", "--gap-ms", "100:300") as server:
+        limits = ["--slo-ttft-ms", "1200", "--slo-tpot-ms", "250", "--slo-share", "0.9", "--gpus", "5"]
+        ran = run_load_test(server.url, tmp_path, "-u", "48", "-r", "50", "-t", "8s", "--max-tokens", "4:12", *limits)
         told = server.told
     figures = ran.results.figures
     assert (figures.failed, figures.cut) == (0, 0)
@@ -41,7 +41,7 @@ def test_a_closed_loop_reports_the_known_times_everywhere(tmp_path: Path) -> Non
 
     begin, end = min(sample.begin for sample in ran.samples), max(sample.begin + sample.end for sample in ran.samples)
     assert figures.tokens_per_second == pytest.approx(figures.completion_tokens / (end - begin))
-    kept = {"ttft": [request["ttft"] <= 0.3 for request in told], "tpot": [request["gap"] <= 0.05 for request in told]}
+    kept = {"ttft": [request["ttft"] <= 1.2 for request in told], "tpot": [request["gap"] <= 0.25 for request in told]}
     kept["all"] = [all(both) for both in zip(kept["ttft"], kept["tpot"], strict=True)]
     for name, verdicts in kept.items():
         assert figures.slo[name] == pytest.approx(np.mean(verdicts), abs=0.02)
@@ -59,10 +59,12 @@ def test_a_closed_loop_reports_the_known_times_everywhere(tmp_path: Path) -> Non
     ):
         row = rows[kind, COMPLETIONS]
         assert int(row["Request Count"]) == ran.entries[kind, COMPLETIONS]["num_requests"] == len(told)
-        assert [float(row["50%"]), float(row["95%"])] == pytest.approx(np.percentile(wanted, [50, 95]).tolist(), rel=0.05)
+        assert float(row["Median Response Time"]) == pytest.approx(np.percentile(wanted, 50), rel=0.05)
+        # Locust writes percentiles as whole numbers.
+        assert float(row["95%"]) == pytest.approx(np.percentile(wanted, 95), rel=0.05, abs=1)
         assert float(row["Average Response Time"]) == pytest.approx(np.mean(wanted), rel=0.05)
         assert f'"{kind}"' in page
-    for name, verdicts in (("ttft <= 300 ms", kept["ttft"]), ("tpot <= 50 ms", kept["tpot"]), ("all", kept["all"])):
+    for name, verdicts in (("ttft <= 1200 ms", kept["ttft"]), ("tpot <= 250 ms", kept["tpot"]), ("all", kept["all"])):
         assert int(rows["SLO", name]["Failure Count"]) == pytest.approx(len(told) - sum(verdicts), abs=0.02 * len(told))
 
 
@@ -70,7 +72,7 @@ def test_an_open_loop_keeps_its_rate_while_the_server_lags_and_clients_leave(tmp
     # Requests last far longer than the time between them: a closed loop of two users would manage three a second.
     with known_server(tmp_path, "--ttft-ms", "400:500", "--gap-ms", "15:30", "--tokens-per-event", "3") as server:
         flags = ["--arrivals", "poisson", "--rate", "10", "--endpoint", "both", "--abort-share", "0.2", "--abort-after", "4"]
-        ran = run_load_test(server.url, tmp_path, "-u", "2", "-r", "50", "-t", "10s", "--max-tokens", "30", *flags)
+        ran = run_load_test(server.url, tmp_path, "-u", "2", "-r", "50", "-t", "10s", "--max-tokens", "90", *flags)
         told, leavers = server.told, server.leavers
     figures = ran.results.figures
     sent = figures.done + figures.aborted
@@ -88,8 +90,8 @@ def test_an_open_loop_keeps_its_rate_while_the_server_lags_and_clients_leave(tmp
     assert figures.ttft_ms.p50 == pytest.approx(450, rel=0.05)
     assert figures.tpot_ms is not None
     assert figures.itl_ms is not None
-    # Ten deliveries of three tokens: nine gaps for 29 tokens after the first.
-    assert figures.tpot_ms.mean == pytest.approx(figures.itl_ms.mean * 9 / 29, rel=0.02)
+    # Thirty deliveries of three tokens: 29 gaps for 89 tokens after the first.
+    assert figures.tpot_ms.mean == pytest.approx(figures.itl_ms.mean * 29 / 89, rel=0.02)
     assert int(ran.rows["POST", COMPLETIONS]["Request Count"]) + int(ran.rows["POST", CHAT]["Request Count"]) == figures.done
     assert int(ran.rows["ABORT", COMPLETIONS]["Request Count"]) + int(ran.rows["ABORT", CHAT]["Request Count"]) == leavers
 
