@@ -89,6 +89,19 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(code)
 
 
+def _print_versions(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *, _: Annotated[bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print the versions and end.")] = False
+) -> None:
+    """What stands before a command."""
+
+
 @app.command()
 def version() -> None:
     """Print the versions of MineDraft, vLLM, torch and Python."""
