@@ -22,6 +22,7 @@ from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
+from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
@@ -61,6 +62,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         check_tls(settings)
         sock = stack.enter_context(bind(settings))
+        if settings.free_gpus is not None:
+            take_gpus(settings.free_gpus, os.environ, _logger.info)
         embedded = settings.model is None
         settings = with_embedded(settings)
         dashboard = Dashboard()

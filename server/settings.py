@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig
+from minedraft_core.gpus import FreeGpus
 
 ENV_PREFIX = "MINEDRAFT_"
 _CORES = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
@@ -67,6 +68,7 @@ Keys = Annotated[tuple[Annotated[SecretStr, AfterValidator(_usable_key)], ...], 
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode, BeforeValidator(_as_cores)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Percent = Annotated[float, Field(gt=0, le=100)]
 Object = Annotated[dict[str, Any], NoDecode, BeforeValidator(_as_object)]
 Speculative = Annotated[MineDraftConfig, NoDecode, BeforeValidator(_as_speculative)]
 
@@ -172,6 +174,14 @@ class Settings(BaseSettings):
         default=1.0, description="seconds before the first restart, above 0; doubles with each failure in a row"
     )
     drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
+    wait_for_gpus: int | None = Field(
+        default=None, ge=1, description="hold the start until so many GPUs are free, at least 1, and use these; none: start at once"
+    )
+    wait_for_gpus_memory: Percent = Field(default=1.0, description="percent of its memory below which a GPU counts as free, above 0 to 100")
+    wait_for_gpus_utilization: Percent = Field(
+        default=1.0, description="percent of the time below which a GPU counts as free, above 0 to 100"
+    )
+    wait_for_gpus_interval: Seconds = Field(default=60.0, description="seconds between two looks at the GPUs, above 0")
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
@@ -186,6 +196,13 @@ class Settings(BaseSettings):
             if getattr(self, name) is not None and not self.api_key and self.api_key_file is None:
                 raise ValueError(f"{flag(name)} needs --api-key or --api-key-file")
         return self
+
+    @property
+    def free_gpus(self) -> FreeGpus | None:
+        """The GPUs to wait for, None where the start waits for none."""
+        if self.wait_for_gpus is None:
+            return None
+        return FreeGpus(self.wait_for_gpus, self.wait_for_gpus_memory, self.wait_for_gpus_utilization, self.wait_for_gpus_interval)
 
     @property
     def drafter(self) -> DrafterConfig:

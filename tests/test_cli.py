@@ -1,3 +1,4 @@
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -66,6 +67,14 @@ def test_unknown_flag_is_refused_before_anything_loads() -> None:
     result = run("serve", "--model", "/no/such/folder", "--no-such-flag", "3", "--port", "0")
     assert result.returncode == 2
     assert "error: unrecognized arguments: --no-such-flag 3" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pynvml") is not None, reason="this installation is for GPUs")
+def test_waiting_for_gpus_is_refused_where_there_are_none() -> None:
+    result = run("serve", "--wait-for-gpus", "5", "--port", "0")
+    assert result.returncode == 2
+    assert "error: --wait-for-gpus: this installation is for CPUs" in result.stderr
     assert "Traceback" not in result.stderr
 
 
