@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from minedraft_core.config import PipelineConfig
 from minedraft_core.supervisor import DraftSupervisor
-from minedraft_core.types import DrafterRecord, Record
+from minedraft_core.types import DrafterRecord, Mode, Record
 from minedraft_core.vllm.cpu.client import DraftProcess
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
 
@@ -36,7 +36,7 @@ def process_config(config: PipelineConfig, vllm_config: VllmConfig, kv_cache_con
         vocab_size=model.get_vocab_size(),
         cores=config.drafter.cores,
         trust_remote_code=model.trust_remote_code,
-        scored=config.speculative.tetris,
+        scored=config.speculative.tetris or config.speculative.mode is Mode.PEARL,
         replay=config.drafter.replay,
         replay_acceptance=config.drafter.replay_acceptance,
     )
