@@ -11,7 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from minedraft_core.attendance import AttendedDrafting
 from minedraft_core.config import PipelineConfig
 from minedraft_core.supervisor import Drafting, DraftSupervisor
-from minedraft_core.types import DrafterRecord, Record
+from minedraft_core.types import DrafterRecord, Mode, Record
 from minedraft_core.vllm.cpu.client import DraftProcess
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
 
@@ -37,7 +37,7 @@ def process_config(config: PipelineConfig, vllm_config: VllmConfig, kv_cache_con
         vocab_size=model.get_vocab_size(),
         cores=config.drafter.cores,
         trust_remote_code=model.trust_remote_code,
-        scored=config.speculative.tetris,
+        scored=config.speculative.tetris or config.speculative.mode is Mode.PEARL,
         replay=config.drafter.replay,
         replay_acceptance=config.drafter.replay_acceptance,
     )

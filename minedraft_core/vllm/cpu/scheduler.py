@@ -18,7 +18,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from minedraft_core.config import MineDraftConfig, PipelineConfig
+from minedraft_core.config import PipelineConfig
 from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
@@ -26,23 +26,16 @@ from minedraft_core.overlap import hidden_us
 from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
-from minedraft_core.tetris import Choice, Everything, Tetris
 from minedraft_core.types import DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
 from minedraft_core.vllm.cpu.noise import sampling_of, seeded
-from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
+from minedraft_core.vllm.scheduler import CadenceMixin, choice_of, own_limit
 
 _RECENT_PASSES = 16
 # One at a time uses all cores already.
 _COMPILERS = 2
 _LEAST_PRIORITY = 19
 _US = 1e-6
-
-
-def _choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
-    if not config.tetris:
-        return Everything()
-    return Tetris(config.tetris_extra_proposals, config.tetris_turn_on_batch_size, config.tetris_capacity, max_requests)
 
 
 @dataclass
@@ -73,7 +66,7 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self.mode = config.speculative.mode
         self.num_drafts = config.speculative.num_speculative_tokens if self.mode is not Mode.OFF else 0
         self.cadence = cadence_of(self.mode)
-        self._choice = _choice_of(config.speculative, self.scheduler_config.max_num_seqs)
+        self._choice = choice_of(config.speculative, self.scheduler_config.max_num_seqs)
         self._draft_temperature = config.speculative.draft_temperature
         self._records: list[Record] = [ModeRecord(self.mode, self.num_drafts)]
         self._step = _Step()
