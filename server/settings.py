@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig
@@ -105,6 +106,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
     max_n: int = Field(default=128, ge=1, description="largest `n` of a request, at least 1")
     max_choices: int = Field(default=1024, ge=1, description="largest number of prompts times `n` of a request, at least 1")
+    max_constraint_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="seconds above 0 that compiling the constraint of a request (schema, tools, pattern, grammar, choices) may take on two "
+        "CPU cores, as estimated from its size and parts",
+    )
     drain_timeout: float = Field(default=30.0, ge=0, description="seconds that running requests get after SIGTERM, 0 or more")
 
     ssl_certfile: Path | None = Field(default=None, description="certificate in PEM form, with those that vouch for it; serves HTTPS")
@@ -143,7 +150,9 @@ class Settings(BaseSettings):
     slo_e2e_ms: Milliseconds | None = Field(default=None, description="objective for a whole request, above 0 ms; none: no limit")
     trace: Path | None = Field(default=None, description="file that gets one JSON object for each step and request")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
-    log_format: Literal["json", "text"] = Field(default="json", description="`json` for collectors, one object a line, or `text`")
+    log_format: Literal["json", "text"] = Field(
+        default="json", description="form of the log lines; json: one object a line, for collectors"
+    )
     access_log: bool = Field(default=True, description="log every request, without its prompt")
 
     target_cores: Cores = Field(
@@ -215,11 +224,18 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def meaning(field: FieldInfo) -> str:
+    """What a field means, and the values to choose from where they are fixed."""
+    if get_origin(field.annotation) is not Literal:
+        return str(field.description)
+    return f"{field.description}; one of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}"
+
+
 def settings_table() -> str:
     """The fields as a Markdown table, for the README."""
     rows = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {field.description} |")
+        rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {meaning(field)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -228,7 +244,7 @@ def settings_env() -> str:
     blocks = []
     for name, field in Settings.model_fields.items():
         shown = _shown(field.default).strip("`")
-        blocks.append(f"# {field.description}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
+        blocks.append(f"# {meaning(field)}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
     return "\n".join(blocks)
 
 

@@ -123,8 +123,8 @@ class DraftModel:
         heads = Heads(*shapes.pop(), torch.cuda.get_device_properties(self.device).multi_processor_count)
         if shapes or not plain or not heads.supported:
             raise ConfigError(
-                f"--drafter-attention fused cannot run the draft model {self.config.model_config.model}: it needs layers that are alike, with "
-                "plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
+                f"--drafter-attention fused cannot run the draft model {self.config.model_config.model}: it needs layers that are alike, "
+                "with plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
             )
         return heads
 
