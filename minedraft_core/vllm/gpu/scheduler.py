@@ -20,6 +20,7 @@ from minedraft_core.config import PipelineConfig
 from minedraft_core.control import ControlServer, ModeOrder, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.overlap import hidden_us
+from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.gpu.output import TimedOutput
@@ -47,6 +48,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler with a cadence. Configured by `additional_config["minedraft"]` and vLLM's speculative configuration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        end_with_parent()
         super().__init__(*args, **kwargs)
         config = PipelineConfig.model_validate(self.vllm_config.additional_config.get("minedraft", {}))
         config.speculative.check_on_gpus()
