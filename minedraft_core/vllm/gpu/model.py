@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from vllm.compilation.backends import set_model_tag
@@ -22,6 +23,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from minedraft_core.config import ConfigError
 from minedraft_core.vllm.additional import AdditionalConfig
+from minedraft_core.vllm.gpu.layout import Room
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
@@ -87,8 +89,8 @@ class DraftModel:
         """Load the weights. `config` is that of `draft_config`. Raises ConfigError for a model that cannot be run here."""
         self.config, self.device, self._group = config, device, group
         self._priority = current_platform.get_default_ir_op_priority(config)
-        with self._environment(), _own_rotary_cache(), set_current_vllm_config(config), set_model_tag("draft_model"):
-            self._model = get_model(vllm_config=config, prefix="draft_model")
+        with self._environment(), _own_rotary_cache(), set_current_vllm_config(config):
+            self._model = self._load()
         layers = config.compilation_config.static_forward_context
         self._layers: dict[str, Attention] = {}
         for name, layer in layers.items():
@@ -104,6 +106,14 @@ class DraftModel:
         self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
         self.vocab_size = config.model_config.get_vocab_size()
         self.logits_dtype = config.model_config.head_dtype
+
+    def _load(self) -> torch.nn.Module:
+        with set_model_tag("draft_model"):
+            return get_model(vllm_config=self.config, prefix="draft_model")
+
+    def room(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Room:
+        """What jobs of so many requests and drafts and prompts of so many tokens take beside weights and KV."""
+        return Room()
 
     @property
     def bytes_per_token(self) -> int:
@@ -145,7 +155,23 @@ class DraftModel:
         blocks]. All on the drafter's device. `planned`: how attention is spread over the device is worked out once, not in every layer;
         for calls with the same few tokens for each request, which are captured.
         """
-        num_tokens = ids.shape[0]
+        inputs = {"input_ids": ids, "positions": positions}
+        states: torch.Tensor = self._run(inputs, slots, query_start_loc, seq_lens, table, max_query_len, max_seq_len, planned=planned)
+        return states
+
+    def _run(
+        self,
+        inputs: dict[str, torch.Tensor],
+        slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        table: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        planned: bool,
+    ) -> Any:
+        num_tokens = slots.shape[0]
         metadata = FlashAttentionMetadata(
             num_actual_tokens=num_tokens,
             max_query_len=max_query_len,
@@ -162,7 +188,7 @@ class DraftModel:
             self._environment(),
             set_forward_context(by_layer, self.config, num_tokens=num_tokens, slot_mapping=dict.fromkeys(self._layers, slots)),
         ):
-            return self._model(input_ids=ids, positions=positions)
+            return self._model(**inputs)
 
     def _plan(self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, max_query_len: int, max_seq_len: int) -> torch.Tensor | None:
         if not self._splits:
