@@ -8,14 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
+from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
 from tests.gpu.kernel_cases import compare
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
+_DECODE = """
+import torch
+from tests.gpu.decode_cases import SHORT, compare_decode
+for seed in range(2): compare_decode('cpu', torch.float32, seed, SHORT, 1e-4)
+"""
 
 
-@pytest.mark.parametrize("command", [["-c", _INTERPRETED], ["-m", "tests.gpu.lives"]], ids=["references", "lives"])
+@pytest.mark.parametrize(
+    "command", [["-c", _INTERPRETED], ["-c", _DECODE], ["-m", "tests.gpu.lives"]], ids=["references", "decode", "lives"]
+)
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -28,6 +37,17 @@ def test_interpreted(command: list[str]) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_compiled(seed: int) -> None:
     compare("cuda", seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_decode(seed: int) -> None:
+    compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
+def test_the_attention_kernel_compiles_for_hopper() -> None:
+    assert all(0 < size < 100_000 for size in compile_decode(90))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 128])

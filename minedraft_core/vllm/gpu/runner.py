@@ -73,7 +73,7 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._leads:
             assert self._layout.drafter is not None
             drafter = torch.device("cuda", self._layout.drafter)
-            config = draft_config(self.vllm_config, drafter, compiled=self._config.drafter.compiled)
+            config = draft_config(self.vllm_config, drafter, self._config.drafter)
             with torch.cuda.device(drafter):
                 self._model = DraftModel(config, drafter, group)
             self._engine = DraftEngine(self._model, self.device, self._pipeline.draft_logits, use_fp64=self.model_config.use_fp64_gumbel)
