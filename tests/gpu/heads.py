@@ -49,7 +49,10 @@ def write_head(out: Path, target: Path, method: str, dtype: torch.dtype = torch.
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     generator = torch.Generator().manual_seed(1)
     weights = _eagle(hidden, config, generator) if method == "eagle" else _eagle3(target, hidden, config, generator)
-    save_file({name: weight.to(dtype).contiguous() if weight.is_floating_point() else weight for name, weight in weights.items()}, out / "model.safetensors")
+    save_file(
+        {name: weight.to(dtype).contiguous() if weight.is_floating_point() else weight for name, weight in weights.items()},
+        out / "model.safetensors",
+    )
     head = {**config, "num_hidden_layers": 1, "num_key_value_heads": heads, "head_dim": hidden // heads, "tie_word_embeddings": False}
     if method == "eagle3":
         head |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(weights["d2t"])}

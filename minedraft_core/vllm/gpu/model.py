@@ -102,7 +102,7 @@ class DraftModel:
             plain = isinstance(layer, Attention) and isinstance(layer.impl, FlashAttentionImpl) and layer.kv_cache_dtype == "auto"
             if not plain or layer.kv_sharing_target_layer_name is not None:
                 raise ConfigError(
-                    f"the draft model {config.model_config.model} has a layer {name} that the drafter cannot run on GPUs: it "
+                    f"the draft model {self.name} has a layer {name} that the drafter cannot run on GPUs: it "
                     "needs a decoder of dense or grouped-query attention with a KV cache of its own in bfloat16 or float16"
                 )
             self._layers[name] = layer
@@ -112,6 +112,12 @@ class DraftModel:
         self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
         self.vocab_size = config.model_config.get_vocab_size()
         self.logits_dtype = config.model_config.head_dtype
+
+    @property
+    def name(self) -> str:
+        """Its folder or name."""
+        assert self.config.speculative_config is not None
+        return str(self.config.speculative_config.draft_model_config.model)
 
     def _load(self) -> torch.nn.Module:
         with set_model_tag("draft_model"):
@@ -136,7 +142,7 @@ class DraftModel:
         heads = Heads(*shapes.pop(), torch.cuda.get_device_properties(self.device).multi_processor_count)
         if shapes or not plain or not heads.supported:
             raise ConfigError(
-                f"--drafter-attention fused cannot run the draft model {self.config.model_config.model}: it needs layers that are alike, "
+                f"--drafter-attention fused cannot run the draft model {self.name}: it needs layers that are alike, "
                 "with plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
             )
         return heads
