@@ -39,6 +39,8 @@ def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 class World:
     """The runner's state, the drafter's cache, and the jobs under way."""
 
+    width = row_width(COLUMNS)
+
     def __init__(self) -> None:
         self.tokens, self.prefill, self.total = integers(SLOTS, MAX_LEN), integers(SLOTS), integers(SLOTS)
         self.computed, self.last = integers(SLOTS), integers(SLOTS, 1, dtype=torch.int64)
@@ -88,17 +90,16 @@ class World:
             num_sampled, self.seq_lens[: len(names)], logits, slots, self.prefill
         )
         vllm_kernels.post_update(slots, self.computed, self.last, None, sampled, num_sampled, num_rejected, starts, self.tokens, self.total)
-        packed = integers(BUCKET, row_width(COLUMNS))
+        packed = integers(BUCKET, self.width)
         table = integers(SLOTS, COLUMNS)
         for row, name in enumerate(names):
             table[row, : len(self.blocks[name])] = torch.tensor(self.blocks[name], dtype=torch.int32)
         zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
         pack(packed, len(names), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
-        if prompts:
-            owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
-            for token, position, name in zip(ran.ids.tolist(), ran.positions, owners, strict=True):
-                self.cache[self.blocks[name][position // BLOCK] * BLOCK + position % BLOCK] = (token, position)
-        drafts = self._draft(packed)[: len(names)]
+        ran.owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
+        ran.names, ran.slots, ran.starts, ran.prompts = names, slots, starts, prompts
+        ran.num_sampled, ran.num_rejected, ran.packed = num_sampled, num_rejected, packed
+        drafts = self._respond(ran)[: len(names)]
         for row, name in enumerate(names):
             context = self.text(name)
             for draft in drafts[row].tolist() if num_sampled[row] else []:
@@ -106,6 +107,21 @@ class World:
                 context.append(draft)
         self.jobs.append((set(names), slots, drafts))
         return dict(zip(names, num_sampled.tolist(), strict=True))
+
+    def remember(self, name: str, tokens: list[int]) -> None:
+        """The first tokens of a request, as the drafter has cached them for another one."""
+        for position, token in enumerate(tokens):
+            self.cache[self._slot(name, position)] = (token, position)
+
+    def _slot(self, name: str, position: int) -> int:
+        return self.blocks[name][position // BLOCK] * BLOCK + position % BLOCK
+
+    def _respond(self, ran: SimpleNamespace) -> torch.Tensor:
+        """What the drafter makes of a pass: prompts first, then the drafts, int64 [BUCKET, K]."""
+        if ran.prompts:
+            for token, position, name in zip(ran.ids.tolist(), ran.positions, ran.owners, strict=True):
+                self.cache[self._slot(name, position)] = (token, position)
+        return self._draft(ran.packed)
 
     def _land(self, due: set[str]) -> None:
         last = max((index for index, (names, _, _) in enumerate(self.jobs) if names & due), default=-1)
@@ -147,9 +163,8 @@ class World:
         return [token for token, _ in found]
 
 
-def lives() -> None:
+def lives(world: World) -> None:
     """A chunked prompt, two sides, a pass without drafts, a slot that changes hands under a job, a resumed request, a padded newcomer."""
-    world = World()
     prompts = {"a": [5, 6, 7, 8, 9], "b": [11], "c": [21, 22], "d": [31, 32, 33]}
     world.add("a", 5, prompts["a"], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     world.add("b", 4, prompts["b"], [11, 12, 13, 14, 15])
@@ -168,7 +183,7 @@ def lives() -> None:
     assert min(world.step(a=(1, K), c=(1, K), b=(1, K)).values()) > 1, "drafts of all three are right up to a fourth length"
     # All but d's last token was in the prefix cache; vLLM schedules placeholders with it.
     world.add("d", 2, prompts["d"], [31, 32, 33], cached=2)
-    world.cache.update({31 * BLOCK: (31, 0), 31 * BLOCK + 1: (32, 1)})
+    world.remember("d", prompts["d"][:2])
     assert world.step(a=(1, K), d=(1, K))["d"] == 1
     world.step(d=(1, K), b=(1, K))
     world.step(d=(1, K), a=(1, K))
@@ -182,4 +197,4 @@ def lives() -> None:
 
 
 if __name__ == "__main__":
-    lives()
+    lives(World())

@@ -57,8 +57,8 @@ def _shift_kernel(
 
 @triton.jit(do_not_specialize=["num_reqs"])
 def _carry_kernel(
-    out,
-    out_stride,
+    hidden,
+    hidden_stride,
     first,
     source,
     source_stride,
@@ -77,11 +77,12 @@ def _carry_kernel(
     end = tl.load(query_start_loc + row + 1, mask=live, other=1)
     end -= tl.load(num_rejected + row, mask=live, other=0)
     count = tl.load(rows + row.to(tl.int64) * rows_stride + 5)
-    known = live & (place >= LENGTH - count)
+    # Requests past the batch have 0 rows.
+    known = tl.where(place >= LENGTH - count, width, 0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    taken = tl.load(source + (end - LENGTH + place).to(tl.int64) * source_stride + column, mask=inside & known, other=0.0)
-    tl.store(out + program.to(tl.int64) * out_stride + first + column, taken, mask=inside)
+    taken = tl.load(source + (end - LENGTH + place).to(tl.int64) * source_stride + column, mask=column < known, other=0.0)
+    tl.store(hidden + program.to(tl.int64) * hidden_stride + first + column, taken, mask=inside)
 
 
 def carry(

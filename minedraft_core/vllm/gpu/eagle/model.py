@@ -20,7 +20,7 @@ from minedraft_core.vllm.gpu.model import DraftModel, draft_config
 
 
 def head_config(config: VllmConfig, device: torch.device, drafter: DrafterConfig) -> VllmConfig:
-    """The target's configuration for a head: as `draft_config`, but vLLM's heads find the target's model in it, and name layers after its."""
+    """The target's configuration for a head: as `draft_config`, but with the target's model, after whose layers a head names its own."""
     head = draft_config(config, device, drafter)
     head.model_config = config.model_config
     return head
@@ -126,7 +126,7 @@ class EagleModel(DraftModel):
         if weight is None or weight.shape != shape:
             found = "quantized" if weight is None else f"of shape {tuple(weight.shape)}"
             raise ConfigError(
-                f"the head {self.name} has no {name} of its own, and the target's is {found} where the head needs {tuple(shape)}: take a head "
-                "that brings it"
+                f"the head {self.name} has no {name} of its own, and the target's is {found} where the head needs {tuple(shape)}: "
+                "take a head that brings it"
             )
         return nn.Parameter(weight, requires_grad=False)
