@@ -1,6 +1,6 @@
 """Checkpoints for the checks of EAGLE: heads of a Llama target, and a random target that such a head can guess. All seeded.
 
-`python -m tests.gpu.heads target FOLDER --tokenizer FOLDER` and `python -m tests.gpu.heads eagle|eagle3 FOLDER --target FOLDER`.
+`python -m tests.gpu.heads target TOKENIZER OUT` and `python -m tests.gpu.heads eagle|eagle3 TARGET OUT`.
 
 The random target's layers add little to its embedding, so the token that follows depends on the last one most and on the context a
 little. A head carries the last token's embedding through, with some of the target's hidden states and of the attention's result in it:
@@ -19,17 +19,15 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
-_LAYERS_SHARE = 0.35
-_HIDDEN_SHARE = {"eagle": 0.25, "eagle3": 0.5}
-_MLP_SHARE = 0.3
+_LAYERS_SHARE = 0.06
+_HIDDEN_SHARE = 0.12
 _SHARPNESS = 2.0
-_SKIPPED = 3  # an EAGLE-3 head leaves out every so manieth token
+_SKIPPED = 5  # an EAGLE-3 head leaves out every so manieth token
 
 
-def write_target(out: Path, tokenizer: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A random Llama with the tokenizer of another folder."""
+def write_target(out: Path, vocabulary: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """A random Llama, without a tokenizer."""
     torch.manual_seed(0)
-    vocabulary = len(AutoTokenizer.from_pretrained(tokenizer))
     config = LlamaConfig(vocab_size=vocabulary, initializer_range=1.0, max_position_embeddings=2048, tie_word_embeddings=False, **_SIZES)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -38,7 +36,13 @@ def write_target(out: Path, tokenizer: Path, dtype: torch.dtype = torch.bfloat16
                 share = _LAYERS_SHARE if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 weight.normal_(0, share / weight.shape[1] ** 0.5)
     model.to(dtype).save_pretrained(out)
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(out)
+
+
+def write_target_with_tokenizer(out: Path, source: Path) -> None:
+    """A random Llama with the tokenizer of the folder `source`."""
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    write_target(out, len(tokenizer))
+    tokenizer.save_pretrained(out)
 
 
 def write_head(out: Path, target: Path, method: str, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -65,7 +69,7 @@ def _random(generator: torch.Generator, rows: int, columns: int, share: float = 
 
 def _eagle(hidden: int, config: dict, generator: torch.Generator) -> dict[str, torch.Tensor]:
     inner = config["intermediate_size"]
-    fc = torch.cat([torch.eye(hidden), _random(generator, hidden, hidden, _HIDDEN_SHARE["eagle"])], dim=1)
+    fc = torch.cat([torch.eye(hidden), _random(generator, hidden, hidden, _HIDDEN_SHARE)], dim=1)
     return {
         "fc.weight": fc,
         "layers.0.self_attn.q_proj.weight": _random(generator, hidden, hidden),
@@ -75,7 +79,7 @@ def _eagle(hidden: int, config: dict, generator: torch.Generator) -> dict[str, t
         "layers.0.post_attention_layernorm.weight": torch.ones(hidden),
         "layers.0.mlp.gate_proj.weight": _random(generator, inner, hidden),
         "layers.0.mlp.up_proj.weight": _random(generator, inner, hidden),
-        "layers.0.mlp.down_proj.weight": _random(generator, hidden, inner, _MLP_SHARE),
+        "layers.0.mlp.down_proj.weight": _random(generator, hidden, inner, _HIDDEN_SHARE),
     }
 
 
@@ -89,17 +93,17 @@ def _eagle3(target: Path, hidden: int, config: dict, generator: torch.Generator)
     known[kept] = True
     scores = _random(generator, hidden, hidden) * _SHARPNESS**0.5
     return {
-        "fc.weight": _random(generator, hidden, 3 * hidden, _HIDDEN_SHARE["eagle3"]),
+        "fc.weight": _random(generator, hidden, 3 * hidden, _HIDDEN_SHARE),
         "midlayer.hidden_norm.weight": torch.full((hidden,), 0.5),
         "midlayer.input_layernorm.weight": torch.ones(hidden),
         "midlayer.self_attn.q_proj.weight": torch.cat([scores, nothing], dim=1),
         "midlayer.self_attn.k_proj.weight": torch.cat([scores, nothing], dim=1),
-        "midlayer.self_attn.v_proj.weight": torch.cat([turned, 0.3 * turned], dim=1),
+        "midlayer.self_attn.v_proj.weight": torch.cat([turned, _HIDDEN_SHARE * turned], dim=1),
         "midlayer.self_attn.o_proj.weight": turned.T,
         "midlayer.post_attention_layernorm.weight": torch.ones(hidden),
         "midlayer.mlp.gate_proj.weight": _random(generator, inner, hidden),
         "midlayer.mlp.up_proj.weight": _random(generator, inner, hidden),
-        "midlayer.mlp.down_proj.weight": _random(generator, hidden, inner, _MLP_SHARE),
+        "midlayer.mlp.down_proj.weight": _random(generator, hidden, inner, _HIDDEN_SHARE),
         "norm.weight": torch.ones(hidden),
         "lm_head.weight": _head_of(target)[kept].float(),
         "d2t": kept - torch.arange(len(kept)),
@@ -117,16 +121,13 @@ def main() -> None:
     """Read the command line and write one folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["target", "eagle", "eagle3"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--target", type=Path)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("source", type=Path, help="a folder: of the tokenizer, or of the head's target")
+    parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
-    dtype = getattr(torch, arguments.dtype)
     if arguments.kind == "target":
-        write_target(arguments.folder, arguments.tokenizer, dtype)
+        write_target_with_tokenizer(arguments.out, arguments.source)
     else:
-        write_head(arguments.folder, arguments.target, arguments.kind, dtype)
+        write_head(arguments.out, arguments.source, arguments.kind)
 
 
 if __name__ == "__main__":
