@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import torch
 
-from tests.gpu.lives import BLOCK, BUCKET, COLUMNS, MAX_LEN, SLOTS, VOCAB, K, World, following, guess, integers, lives  # isort: skip
+from tests.gpu.lives import BLOCK, BUCKET, COLUMNS, MAX_LEN, SLOTS, VOCAB, K, World, following, integers, lives  # isort: skip
 
 from minedraft_core.vllm.gpu.eagle.kernels import carry, first_rows, shifted  # isort: skip
-from minedraft_core.vllm.gpu.kernels import HEADER, next_inputs, row_width  # isort: skip
+from minedraft_core.vllm.gpu.kernels import HEADER, next_inputs, pack, row_width  # isort: skip
 
 LENGTH, COLUMN = K + 1, HEADER + COLUMNS
 State = tuple[float, ...]
@@ -34,13 +34,19 @@ def own(token: int, position: int, read: State) -> State:
 class EagleWorld(World):
     """A head beside the target. A cache entry is (token, position, hidden state) as they were read."""
 
-    width = row_width(COLUMNS + LENGTH)
-
     def remember(self, name: str, tokens: list[int]) -> None:
         """A cached block is one whose next token is cached, too: the rest of it is not known here."""
         context = self.text(name)
         for position, (_, token) in enumerate(pairwise(context[: len(tokens) + 1])):
             self.cache[self._slot(name, position)] = (token, position, seen(context[: position + 1]))
+
+    def _pack(
+        self, slots: torch.Tensor, starts: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor, table: torch.Tensor
+    ) -> torch.Tensor:
+        packed = integers(BUCKET, row_width(COLUMNS + LENGTH))
+        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
+        pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        return packed
 
     def _respond(self, ran: SimpleNamespace) -> torch.Tensor:
         contexts: dict[str, list[int]] = {}
@@ -80,7 +86,7 @@ class EagleWorld(World):
                 if ran.num_sampled[row]:
                     context = self.text(name) + drafts[row, :step].tolist()
                     self._check(name, context, int(seq_lens[row]))
-                    drafts[row, step] = guess(context)
+                    drafts[row, step] = self.guess(context)
         return drafts
 
     def _check(self, name: str, context: list[int], length: int) -> None:

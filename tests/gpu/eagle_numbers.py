@@ -1,4 +1,4 @@
-"""The speculator, engine and model of a head with real weights on CPU, against `eagle_reference`: `python -m tests.gpu.eagle_numbers METHOD`.
+"""A head's speculator, engine and model with weights on CPU, against `eagle_reference`: `python -m tests.gpu.eagle_numbers METHOD`.
 
 Everything runs but what needs a device: streams, graphs, FlashAttention (vLLM's attention for CPUs is in its place) and compiled kernels
 (their references are). The target is a Llama in transformers. A prompt in two chunks, prompts beside drafts, rejections, all drafts
@@ -162,8 +162,10 @@ class World:
             self.accepted += [len(got) - 1] * (drafts > 0)
             self.texts[slot] = text + got
             computed[slot] = start + len(run) - rejected[-1]
-            self._last[slot], self._next[0, slot] = self.texts[slot][-1], (text + [0])[start + count]
-        self._propose(list(scheduled), slots, [count + drafts for count, drafts in scheduled.values()], before, ids, sources, sampled, rejected)
+            self._last[slot], self._next[0, slot] = self.texts[slot][-1], [*text, 0][start + count]
+        self._propose(
+            list(scheduled), slots, [count + drafts for count, drafts in scheduled.values()], before, ids, sources, sampled, rejected
+        )
         for slot, count in zip(slots, sampled, strict=True):
             if count:
                 self._compare(slot, next(number for number, other in enumerate(slots) if other == slot))
@@ -184,7 +186,17 @@ class World:
         found = self._proposer._engine._drafts[row].tolist()
         assert found == wanted, f"request {slot} after {len(text)} tokens: {found}, and not {wanted}"
 
-    def _propose(self, names: list[str], slots: list[int], lengths: list[int], before: list[int], ids: list[int], sources: Any, sampled: Any, rejected: Any) -> None:
+    def _propose(
+        self,
+        names: list[str],
+        slots: list[int],
+        lengths: list[int],
+        before: list[int],
+        ids: list[int],
+        sources: Any,
+        sampled: Any,
+        rejected: Any,
+    ) -> None:
         count, starts = len(slots), np.cumsum([0, *lengths])
         positions = torch.cat([torch.arange(start, start + length) for start, length in zip(before, lengths, strict=True)])
         table = torch.tensor([BLOCKS[slot] for slot in slots], dtype=torch.int32)
@@ -243,7 +255,9 @@ def build(folder: Path, method: str) -> World:
     target, head = folder / "target", folder / "head"
     write_target(target, VOCAB, torch.float32)
     write_head(head, target, method, torch.float32)
-    pipeline = PipelineConfig(speculative=MineDraftConfig(method=method, model=str(head), num_speculative_tokens=K), drafter=DrafterConfig(device=0))
+    pipeline = PipelineConfig(
+        speculative=MineDraftConfig(method=method, model=str(head), num_speculative_tokens=K), drafter=DrafterConfig(device=0)
+    )
     config = AsyncEngineArgs(
         model=str(target),
         skip_tokenizer_init=True,

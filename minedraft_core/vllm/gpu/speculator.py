@@ -33,7 +33,7 @@ class Outcome:
     """What a pass of the target leaves for the drafter, as vLLM hands it over; all tensors on the target's device.
 
     hidden: the hidden states that a head reads, each [tokens, hidden]. num_sampled, num_rejected: int32 [num_reqs]. last_sampled: int64
-    [slots, 1], next_prefill: int32 [1, slots], temperature: float32 [slots], seeds: int64 [slots].
+    [slots, 1], next_prefill: int32 [1, slots].
     """
 
     batch: InputBatch
@@ -43,8 +43,6 @@ class Outcome:
     num_rejected: torch.Tensor
     last_sampled: torch.Tensor
     next_prefill: torch.Tensor
-    temperature: torch.Tensor
-    seeds: torch.Tensor
 
 
 class PipelineSpeculator(BaseSpeculator):
@@ -180,13 +178,13 @@ class PipelineSpeculator(BaseSpeculator):
                 num_rejected=num_rejected,
                 last_sampled=last_sampled,
                 next_prefill=next_prefill_tokens,
-                temperature=temperature,
-                seeds=seeds,
             )
             try:
                 if input_batch.has_prefill:
                     prompt = self._prompt(outcome)
-                self._pack(job, outcome)
+                rows = self._engine.rows(job.slot, job.num_reqs)
+                self._pack(rows, input_batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
+                self._carry(job, outcome)
                 self._engine.start(job, prompt, drafts=drafts)
             except Exception as error:  # noqa: BLE001 -- whatever ails the drafter, the target goes on
                 self._fail(job.number, error)
@@ -204,24 +202,34 @@ class PipelineSpeculator(BaseSpeculator):
                 logger.warning("The drafter did not end in order: %s", error)
         self._engine = None
 
-    def _pack(self, job: DraftJob, outcome: Outcome) -> None:
-        assert self._engine is not None
+    def _pack(
+        self,
+        rows: torch.Tensor,
+        batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> None:
         assert self._table is not None
-        batch = outcome.batch
         pack(
-            self._engine.rows(job.slot, job.num_reqs),
+            rows,
             batch.num_reqs,
             batch.idx_mapping,
             batch.query_start_loc,
             batch.input_ids,
-            outcome.num_sampled,
-            outcome.num_rejected,
-            outcome.last_sampled,
+            num_sampled,
+            num_rejected,
+            last_sampled,
             self._states.num_computed_tokens.gpu,
-            outcome.temperature,
-            outcome.seeds,
+            temperature,
+            seeds,
             self._table,
         )
+
+    def _carry(self, job: DraftJob, outcome: Outcome) -> None:
+        """What travels with a job beside its rows: nothing, for a model that knows tokens alone."""
 
     def _prompt(self, outcome: Outcome) -> Prompt:
         """Copies of what the target ran: its buffers are filled anew before the drafter has read them."""

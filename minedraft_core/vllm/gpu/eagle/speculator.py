@@ -16,8 +16,7 @@ class EagleSpeculator(PipelineSpeculator):
 
     _engine: EagleEngine | None
 
-    def _pack(self, job: DraftJob, outcome: Outcome) -> None:
-        super()._pack(job, outcome)
+    def _carry(self, job: DraftJob, outcome: Outcome) -> None:
         assert self._engine is not None
         batch = outcome.batch
         carry(
