@@ -44,9 +44,7 @@ class MineDraftConfig(BaseModel):
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
     force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides; on CPU")
-    tetris: bool = Field(
-        default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS); on CPU"
-    )
+    tetris: bool = Field(default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS)")
     tetris_turn_on_batch_size: Annotated[int, Field(ge=0)] = Field(
         default=1,
         description="smallest batch that TETRIS works on, 0 or more; smaller ones are drafted for and verified as without it",
@@ -101,7 +99,7 @@ class MineDraftConfig(BaseModel):
 
     def check_on_gpus(self) -> None:
         """Raise ConfigError for keys that only the CPU pipeline knows."""
-        for key in ("force_pearl", "tetris", "draft_temperature"):
+        for key in ("force_pearl", "draft_temperature"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(f"--speculative-config: {key!r} works on CPU only in this version: remove it")
 

@@ -3,7 +3,8 @@
 Stages: `kernels` (each kernel against its reference), `start` (the engine starts with the drafter on the next device and on the target's
 own), `twin` (the target as its own drafter: nearly every draft is accepted, greedy and sampled, also under preemption, chunked prompts and
 prefix caching), `sync` (no call waits for a device), `greedy` (the same tokens as plain decoding, but for ties), `tensor_parallel` (greedy
-over two devices), `acceptance` (by position, against vLLM's own speculative decoding), `speed` (gap and hidden share with the shapes in
+over two devices), `acceptance` (by position, against vLLM's own speculative decoding), `tetris` (greedy as above with half of the drafts
+verified, and what that loses), `speed` (gap and hidden share with the shapes in
 --shapes). Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on.
 """
 
@@ -36,6 +37,7 @@ FAST = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 GAP_MS, HIDDEN = 0.1, 0.99
 TIE = 0.26  # one bfloat16 step of a logit from 32 up
 TWIN = 0.8  # of the last drafts that a target takes from itself; less than all, since bfloat16 depends on the batch's shape
+BATCH = 16  # requests at once where outputs are compared
 TIGHT = ("--num-gpu-blocks-override", "160", "--max-num-batched-tokens", "512", "--enable-prefix-caching")
 
 _bad: list[str] = []
@@ -61,7 +63,14 @@ def pipeline(arguments, draft, mode, device, length=None):
     if mode == "off":
         return PipelineConfig()
     return PipelineConfig(
-        speculative=MineDraftConfig(model=draft, num_speculative_tokens=arguments.k, is_parallel=mode == "parallel"),
+        speculative=MineDraftConfig(
+            model=draft,
+            num_speculative_tokens=arguments.k,
+            is_parallel=mode.startswith("parallel"),
+            tetris=mode.endswith("-tetris"),
+            tetris_capacity=half_of_a_batch(arguments, mode),
+            tetris_extra_proposals=2,
+        ),
         drafter=DrafterConfig(
             device=device,
             synthetic_acceptance_length=length,
@@ -69,6 +78,11 @@ def pipeline(arguments, draft, mode, device, length=None):
             attention=arguments.drafter_attention,
         ),
     )
+
+
+def half_of_a_batch(arguments, mode):
+    """Half of the drafts of a pass over BATCH requests, or over one side of them."""
+    return max(1, arguments.k * BATCH // (4 if mode.startswith("parallel") else 2))
 
 
 @contextmanager
@@ -237,9 +251,9 @@ def _compare(arguments, target, draft, runs) -> None:
     texts, flags = read_prompts(), ["--compilation-config", FAST]
     results, prompts = {}, []
     for mode, device, extra in [("off", None, ()), *runs]:
-        with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, 16, *flags, *extra) as running:
+        with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, BATCH, *flags, *extra) as running:
             prompts = running.tokenize(texts)
-            results[mode, device, extra], records = decode(running, prompts, 96, 16)
+            results[mode, device, extra], records = decode(running, prompts, 96, BATCH)
             say(None, f"{mode} {device} {' '.join(extra)}: {summary(records)}")
     reference = results.pop(("off", None, ()))
     cases = {}
@@ -289,6 +303,29 @@ def stage_acceptance(arguments) -> None:
     for key, found in shares.items():
         worst = max(abs(a - b) for a, b in zip(found, native, strict=True))
         say(worst <= 0.02, f"{key}: acceptance by position within {worst:.3f} of vLLM's own")
+
+
+def stage_tetris(arguments) -> None:
+    runs = [(f"{mode}-tetris", device, ()) for mode, device in itertools.product(("sequential", "parallel"), arguments.devices)]
+    _compare(arguments, arguments.target, arguments.draft, runs)
+    lengths = {}
+    for mode in ("sequential", "sequential-tetris", "parallel", "parallel-tetris"):
+        with (
+            attempt(mode),
+            engine(
+                arguments, arguments.target, arguments.draft, mode, arguments.devices[0], BATCH, "--compilation-config", FAST
+            ) as running,
+        ):
+            prompts = running.tokenize(read_prompts())
+            _, records = decode(running, prompts + prompts[: -len(prompts) % BATCH], 200, BATCH)
+            steps = [record for record in records if isinstance(record, StepRecord) and record.verify_len and not record.is_prompt_run]
+            visits = sum(step.batched_requests for step in steps)
+            lengths[mode] = sum(step.accepted_num for step in steps) / visits
+            most = max(step.verify_len for step in steps)
+            say(None, f"{mode}: {most} drafts verified in a pass at most, {lengths[mode]:.3f} accepted a visit; {summary(records)}")
+            if mode.endswith("-tetris"):
+                say(most == half_of_a_batch(arguments, mode), f"{mode}: {most} of {half_of_a_batch(arguments, mode)} drafts verified")
+                say(lengths[mode] > 0.7 * lengths[mode.removesuffix("-tetris")], f"{mode}: what half of the verification accepts")
 
 
 def stage_speed(arguments) -> None:

@@ -103,3 +103,5 @@ class EagleWorld(World):
 if __name__ == "__main__":
     assert SLOTS > BUCKET
     lives(EagleWorld())
+    lives(EagleWorld(room=4))
+    lives(EagleWorld(room=2))

@@ -59,7 +59,7 @@ def longest_context(method: str, draft_len: int, target_len: int) -> int:
 
 
 @dataclass(frozen=True)
-class Room:
+class Reserve:
     """What the hidden states of jobs take, in bytes: on the device of the target's first rank and on the drafter's."""
 
     target: int = 0

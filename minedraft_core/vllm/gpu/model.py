@@ -25,7 +25,7 @@ from minedraft_core.config import ConfigError, DrafterConfig
 from minedraft_core.vllm.additional import AdditionalConfig
 from minedraft_core.vllm.gpu.attention import NAME, DraftAttention, DraftStep
 from minedraft_core.vllm.gpu.decode import MAX_QUERIES, Heads
-from minedraft_core.vllm.gpu.layout import Room
+from minedraft_core.vllm.gpu.layout import Reserve
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
@@ -123,9 +123,9 @@ class DraftModel:
         with set_model_tag("draft_model"):
             return get_model(vllm_config=self.config, prefix="draft_model")
 
-    def room(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Room:
+    def reserve(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Reserve:
         """What jobs of so many requests and drafts and prompts of so many tokens take beside weights and KV."""
-        return Room()
+        return Reserve()
 
     @property
     def bytes_per_token(self) -> int:

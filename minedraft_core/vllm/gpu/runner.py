@@ -18,14 +18,16 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.vllm.gpu.engine import DraftEngine
-from minedraft_core.vllm.gpu.layout import Budget, Layout, Room, check_blocks, check_fit, common_blocks, longest_context, place
+from minedraft_core.vllm.gpu.layout import Budget, Layout, Reserve, check_blocks, check_fit, common_blocks, longest_context, place
 from minedraft_core.vllm.gpu.methods import method_of
 from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.output import TimedAsyncOutput
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
+from minedraft_core.vllm.gpu.tetris import DeviceTetris, room_of
 from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, PassTimer
 
 # What the drafter needs beside weights and KV: activations of a prompt chunk, graphs, FlashAttention's partial results.
@@ -57,7 +59,7 @@ class MineDraftModelRunner(GPUModelRunner):
         self._stamps: DeviceTimer | None = None
         self._timer: PassTimer | None = None
         self._bytes_per_token = 0
-        self._room = Room()
+        self._reserve = Reserve()
         self._passes = 0
         self._landed: tuple[JobTicket, ...] = ()
         if self.speculative_config is not None:
@@ -75,12 +77,17 @@ class MineDraftModelRunner(GPUModelRunner):
         drafter = torch.device("cuda", self._layout.drafter) if self._leads and self._layout.drafter is not None else None
         self._model = self._method.load(self.model, self.vllm_config, drafter, self._config.drafter)
         if self._model is not None:
-            logits, use_fp64 = self._pipeline.draft_logits, self.model_config.use_fp64_gumbel
-            self._engine = self._method.engine(self._model, self.device, logits, use_fp64=use_fp64)
+            self._engine = self._method.engine(
+                self._model,
+                self.device,
+                self._pipeline.draft_logits,
+                use_fp64=self.model_config.use_fp64_gumbel,
+                scored=self._pipeline.scores is not None,
+            )
             self._bytes_per_token = self._model.bytes_per_token
-            self._room = self._model.room(self.max_num_reqs, self.num_speculative_steps, self.max_num_tokens)
+            self._reserve = self._model.reserve(self.max_num_reqs, self.num_speculative_steps, self.max_num_tokens)
             _announce(self._layout.describe())
-        self._bytes_per_token, self._room = get_tp_group().broadcast_object((self._bytes_per_token, self._room), src=0)
+        self._bytes_per_token, self._reserve = get_tp_group().broadcast_object((self._bytes_per_token, self._reserve), src=0)
         self._pipeline.connect(self._engine, self.req_states, self.sampler.sampling_states)
 
     def share_memory(self, available: int) -> int:
@@ -92,7 +99,7 @@ class MineDraftModelRunner(GPUModelRunner):
         here = self._layout.drafter == self.device.index
         fixed = self.cache_config.kv_cache_memory_bytes is not None
         if self._leads and not fixed:
-            available -= self._room.target
+            available -= self._reserve.target
         if self._pipeline is None or not (here or (self._leads and not self._layout.shared)):
             return available
         groups = get_kv_cache_groups(self.vllm_config, self.get_kv_cache_spec())
@@ -101,7 +108,7 @@ class MineDraftModelRunner(GPUModelRunner):
             return available
         block_size = config.kv_cache_groups[self._full_attention_group(config)].kv_cache_spec.block_size
         target = Budget(available, config.kv_cache_tensors[0].size // config.num_blocks)
-        reserve = _DRAFTER_RESERVE + self._room.drafter
+        reserve = _DRAFTER_RESERVE + self._reserve.drafter
         free, total = torch.cuda.mem_get_info(self._layout.drafter)
         if here and not fixed:
             target = Budget(available - reserve, target.bytes_per_block)
@@ -127,7 +134,14 @@ class MineDraftModelRunner(GPUModelRunner):
     ) -> None:
         """Allocate the target's cache, then the drafter's with as many blocks."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
-        if self._pipeline is None or is_profiling:
+        if self._pipeline is None:
+            return
+        room = room_of(self._config.speculative, self.max_num_reqs)
+        if room is not None and self._pipeline.scores is not None:
+            # In place of vLLM's own, which it made since its speculative configuration asks for trimming.
+            starts, most_logits = self.input_buffers.query_start_loc, get_max_chunk_logits(self.vocab_size)
+            self.adaptive_verification = DeviceTetris(self._pipeline.scores, starts, room, most_logits)
+        if is_profiling:
             return
         group_id = self._full_attention_group(self.kv_cache_config)
         num_blocks = self.kv_cache_config.num_blocks

@@ -15,7 +15,7 @@ from vllm.model_executor.model_loader import get_model
 from minedraft_core.config import ConfigError, DrafterConfig
 from minedraft_core.vllm.gpu.eagle.ends import TargetEnds
 from minedraft_core.vllm.gpu.engine import RING
-from minedraft_core.vllm.gpu.layout import Room
+from minedraft_core.vllm.gpu.layout import Reserve
 from minedraft_core.vllm.gpu.model import DraftModel, draft_config
 
 
@@ -70,11 +70,11 @@ class EagleModel(DraftModel):
             combined: torch.Tensor = self._model.combine_hidden_states(hidden)
         return combined
 
-    def room(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Room:
+    def reserve(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Reserve:
         """The rows of jobs under way and the prompts' beside the target; the rows of one, a prompt and what it is combined to here."""
         row = self.width * torch.empty(0, dtype=self.dtype).element_size()
         rows = max_num_reqs * (num_drafts + 1) * row
-        return Room(target=RING * (rows + max_tokens * row), drafter=rows + 3 * max_tokens * row)
+        return Reserve(target=RING * (rows + max_tokens * row), drafter=rows + 3 * max_tokens * row)
 
     @property
     def dtype(self) -> torch.dtype:
