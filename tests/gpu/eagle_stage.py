@@ -1,6 +1,6 @@
-"""The stage `eagle` of the checks: heads of EAGLE and EAGLE-3 on a random target that they can guess, and on the real one.
+"""The stages `eagle` and `eagle3` of the checks: heads on a random target that they can guess, and on the real one.
 
-Per method: the drafts of every pass against those of vLLM's own EAGLE (V2 runner), token for token, at requests and places that both have
+The drafts of every pass against those of vLLM's own EAGLE (V2 runner), token for token, at requests and places that both have
 and whose texts agree up to there; the same with two sides, on the target's own device, in chunks, with preemption and prefix caching;
 greedy text against plain decoding; acceptance of sampled requests by position against vLLM's own; that no call waits. Where drafts differ,
 the shares by what was accepted before and by place in the draft say why: wrong after a rejection or an acceptance is a matter of rows,
@@ -9,6 +9,7 @@ wrong from the second token on of the head's own states, wrong after long prompt
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import tempfile
@@ -29,7 +30,7 @@ REQUESTS, TOKENS, TOGETHER = 32, 96, 16
 
 
 class Eagle:
-    """One method with its checkpoints. `say`, `attempt` and `summary` are those of the checks."""
+    """One method with its checkpoints. `tools` are the checks' `say`, `attempt`, `summary` and comparison of greedy texts."""
 
     def __init__(self, arguments, tools, method, target, head) -> None:
         self._arguments, self._tools, self.method, self._target, self._head = arguments, tools, method, target, head
@@ -96,13 +97,14 @@ class Eagle:
         outputs = running._runner.run(all_of_them())
         return prompts, outputs, running.take_records(len(prompts) * TOKENS)
 
-    def drafted(self, mode, device, *flags):
-        """Prompts, outputs, records and drafts of a greedy run."""
+    def drafted(self, mode, device, *flags, rounds=1):
+        """Prompts, outputs, records and drafts of a greedy run; of the last of so many, which find the prompts in the prefix cache."""
         from tests.gpu.recording import read
 
         with tempfile.TemporaryDirectory() as folder:
             with self.engine(mode, device, *flags, folder=Path(folder)) as running:
-                found = self.run(running)
+                for _ in range(rounds):
+                    found = self.run(running)
             return (*found, read(Path(folder)))
 
     def compare(self, name, native, ours) -> None:
@@ -138,25 +140,13 @@ class Eagle:
             for number, position, so_far, mine, theirs in wrong:
                 self._tools.say(None, f"  request {number}, position {position}, {so_far} tokens out: ours {mine}, vLLM's {theirs}")
 
-    def greedy(self, name, plain, ours) -> None:
-        """Texts against plain decoding: near ties part in bfloat16, so most have to agree, and all for a while."""
-        shared = [
-            next((at for at, (a, b) in enumerate(zip(one, two, strict=True)) if a != b), TOKENS)
-            for one, two in zip(plain[1], ours[1], strict=True)
-        ]
-        whole = sum(length == TOKENS for length in shared)
-        self._tools.say(
-            whole >= 0.6 * len(shared),
-            f"{name}: {whole} of {len(shared)} texts as plain decoding's, others up to {sorted(shared)[: len(shared) - whole]}",
-        )
-
 
 def by_position(records, k):
     drafts = [pair for record in records if isinstance(record, StepRecord) for pair in record.drafts]
     return [sum(accepted > position for _, accepted in drafts) / max(1, len(drafts)) for position in range(k)]
 
 
-def check(arguments, tools) -> None:
+def check(arguments, tools, method) -> None:
     from tests.gpu.eagle_cases import compare_eagle
     from tests.gpu.heads import write_head, write_target_with_tokenizer
 
@@ -164,20 +154,25 @@ def check(arguments, tools) -> None:
         compare_eagle("cuda", seed)
     tools.say(True, "kernels of EAGLE agree with their references")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_target_with_tokenizer(folder / "target", Path(arguments.target))
-        for method in ("eagle", "eagle3"):
-            write_head(folder / method, folder / "target", method)
-            write_head(folder / f"real-{method}", Path(arguments.target), method)
-            with tools.attempt(method):
-                _check_method(Eagle(arguments, tools, method, folder / "target", folder / method), arguments, tools)
-            with tools.attempt(f"{method} on the real target"):
-                real = Eagle(arguments, tools, method, Path(arguments.target), folder / f"real-{method}")
-                native = real.drafted("native", None)
-                real.compare(f"{method} on the real target", native, real.drafted("sequential", arguments.devices[0]))
+        target, head, real = Path(name, "target"), Path(name, "head"), Path(name, "real")
+        write_target_with_tokenizer(target, Path(arguments.target))
+        write_head(head, target, method)
+        write_head(real, Path(arguments.target), method)
+        eagle = Eagle(arguments, tools, method, target, head)
+        _check_drafts(eagle, arguments, tools)
+        with tools.attempt(f"{method} on the real target"):
+            eagle_on_it = Eagle(arguments, tools, method, Path(arguments.target), real)
+            native = eagle_on_it.drafted("native", None)
+            eagle_on_it.compare(f"{method} on the real target", native, eagle_on_it.drafted("sequential", arguments.devices[0]))
+        with tools.attempt(f"{method} greedy"):
+            runs = [("sequential", arguments.devices[-1], ()), ("parallel", arguments.devices[0], TIGHT)]
+            with_method = argparse.Namespace(**{**vars(arguments), "method": method})
+            tools.greedy(with_method, str(target), str(head), runs)
+        _check_sampled(eagle, arguments, tools)
+        _check_waiting(eagle, arguments, tools)
 
 
-def _check_method(eagle, arguments, tools) -> None:
+def _check_drafts(eagle, arguments, tools) -> None:
     method, first, last = eagle.method, arguments.devices[0], arguments.devices[-1]
     native = eagle.drafted("native", None)
     shares = by_position(native[2], arguments.k)
@@ -189,31 +184,35 @@ def _check_method(eagle, arguments, tools) -> None:
         ("parallel", first, TIGHT),
         ("sequential", last, TIGHT),
     ]
-    with eagle.engine("off", None) as running:
-        plain = eagle.run(running)
     for mode, device, flags in runs:
         name = f"{method} {mode} {device}{' tight' if flags else ''}"
         with tools.attempt(name):
-            ours = eagle.drafted(mode, device, *flags)
-            eagle.compare(name, native, ours)
-            eagle.greedy(name, plain, ours)
+            eagle.compare(name, native, eagle.drafted(mode, device, *flags))
+    with tools.attempt(f"{method} cached prompts"):
+        eagle.compare(f"{method} cached prompts", native, eagle.drafted("parallel", last, "--enable-prefix-caching", rounds=2))
+
+
+def _check_sampled(eagle, arguments, tools) -> None:
+    method, found = eagle.method, {}
     with tools.attempt(f"{method} sampled"):
-        found = {}
-        for mode, device in (("native", None), ("sequential", first), ("parallel", last)):
+        for mode, device in (("native", None), ("sequential", arguments.devices[0]), ("parallel", arguments.devices[-1])):
             with eagle.engine(mode, device) as running:
                 found[mode] = by_position(eagle.run(running, temperature=1.0)[2], arguments.k)
-            tools.say(None, f"{method} {mode} {device}, sampled: accepted by position {' '.join(f'{share:.3f}' for share in found[mode])}")
+            rates = " ".join(f"{share:.3f}" for share in found[mode])
+            tools.say(None, f"{method} {mode} {device}, sampled: accepted by position {rates}")
         worst = max(abs(a - b) for mode in ("sequential", "parallel") for a, b in zip(found[mode], found["native"], strict=True))
         tools.say(worst <= NEAR, f"{method}, sampled: within {worst:.3f} of vLLM's own")
-    with tools.attempt(f"{method} waiting"):
-        os.environ["VLLM_GPU_SYNC_CHECK"] = "error"
-        try:
-            with eagle.engine("parallel", first) as running:
-                records = eagle.run(running)[2] + eagle.run(running, temperature=1.0)[2]
-        finally:
-            del os.environ["VLLM_GPU_SYNC_CHECK"]
-        down = [record.message for record in records if isinstance(record, DrafterRecord) and not record.up]
-        tools.say(not down, f"{method}, no waiting: {tools.summary(records)}")
+
+
+def _check_waiting(eagle, arguments, tools) -> None:
+    os.environ["VLLM_GPU_SYNC_CHECK"] = "error"
+    try:
+        with tools.attempt(f"{eagle.method} waiting"), eagle.engine("parallel", arguments.devices[0]) as running:
+            records = eagle.run(running)[2] + eagle.run(running, temperature=1.0)[2]
+            down = [record.message for record in records if isinstance(record, DrafterRecord) and not record.up]
+            tools.say(not down, f"{eagle.method}, no waiting: {tools.summary(records)}")
+    finally:
+        del os.environ["VLLM_GPU_SYNC_CHECK"]
 
 
 def check_tensor_parallel(arguments, tools) -> None:
