@@ -105,7 +105,7 @@ class CpuEngine(EagleEngine):
 
     def __init__(self, model: CpuModel) -> None:
         self._model, self._target, self._device = model, CPU, CPU
-        self._logits = None
+        self._logits, self._scored = None, False
         self._ready = [None] * RING
 
     def start(self, job: Any, prompt: Any, *, drafts: bool) -> None:
