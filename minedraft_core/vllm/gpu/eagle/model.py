@@ -92,8 +92,8 @@ class EagleModel(DraftModel):
             return get_model(vllm_config=self.config, model_config=self.config.speculative_config.draft_model_config)
 
     def _check(self) -> None:
-        combiner = getattr(getattr(self._model, "model", None), "fc", None)
-        if combiner is None:
+        combiner: Any = getattr(getattr(self._model, "model", None), "fc", None)
+        if not hasattr(combiner, "input_size"):
             raise ConfigError(f"{self.name} does not combine hidden states as EAGLE heads do: it cannot be run as {self._method!r}")
         found = combiner.input_size if self._method == "eagle3" else combiner.input_size - combiner.output_size
         if found != self.width:
