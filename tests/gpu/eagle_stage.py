@@ -24,7 +24,9 @@ from minedraft_core.types import DrafterRecord, StepRecord
 
 FAST = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 TIGHT = ("--num-gpu-blocks-override", "160", "--max-num-batched-tokens", "256")
-SAME = 0.97  # of whole drafts: bfloat16 rounds by the batch's shape, and a random head has near ties
+# Of whole drafts. Products round by the batch's shape, and of the many tokens that a random head weighs two are nearly equal now and then:
+# in float16, and in bfloat16, whose steps are eight times as wide.
+SAME, SAME_BFLOAT16 = 0.97, 0.85
 NEAR = 0.03  # of acceptance by position, sampled
 REQUESTS, TOKENS, TOGETHER = 32, 96, 16
 
@@ -32,8 +34,9 @@ REQUESTS, TOKENS, TOGETHER = 32, 96, 16
 class Eagle:
     """One method with its checkpoints. `tools` are the checks' `say`, `attempt`, `summary` and comparison of greedy texts."""
 
-    def __init__(self, arguments, tools, method, target, head) -> None:
+    def __init__(self, arguments, tools, method, target, head, dtype="float16") -> None:
         self._arguments, self._tools, self.method, self._target, self._head = arguments, tools, method, target, head
+        self._dtype, self._same = dtype, SAME if dtype == "float16" else SAME_BFLOAT16
         self._texts = read_prompts()[:REQUESTS]
 
     def config(self, mode, device) -> PipelineConfig:
@@ -52,7 +55,7 @@ class Eagle:
         from minedraft_core.vllm.args import natively, with_pipeline
         from tests.gpu.recording import DRAFTS_FOLDER, NATIVE, OURS
 
-        memory = ("--gpu-memory-utilization", str(self._arguments.memory), "--compilation-config", FAST)
+        memory = ("--gpu-memory-utilization", str(self._arguments.memory), "--compilation-config", FAST, "--dtype", self._dtype)
         args = bench.engine_args(str(self._target), TOGETHER, 2048, [*memory, *flags, *self._arguments.flags])
         with ExitStack() as stack:
             changes = {}
@@ -133,7 +136,7 @@ class Eagle:
         preempted = sum(record.preempted_requests for record in records if isinstance(record, StepRecord))
         enough = len(alike) >= REQUESTS * 10
         text = f"{name}: {len(alike)} drafts compared, {share:.4f} identical, {preempted} preempted; {self._tools.summary(records)}"
-        self._tools.say(enough and share >= SAME, text)
+        self._tools.say(enough and share >= self._same, text)
         if share < 1:
             shares = {key: f"{sum(values) / len(values):.3f} of {len(values)}" for key, values in sorted(places.items(), key=str)}
             self._tools.say(None, f"  right by (accepted before, place): {shares}")
@@ -161,7 +164,7 @@ def check(arguments, tools, method) -> None:
         eagle = Eagle(arguments, tools, method, target, head)
         _check_drafts(eagle, arguments, tools)
         with tools.attempt(f"{method} on the real target"):
-            eagle_on_it = Eagle(arguments, tools, method, Path(arguments.target), real)
+            eagle_on_it = Eagle(arguments, tools, method, Path(arguments.target), real, "bfloat16")
             native = eagle_on_it.drafted("native", None)
             eagle_on_it.compare(f"{method} on the real target", native, eagle_on_it.drafted("sequential", arguments.devices[0]))
         with tools.attempt(f"{method} greedy"):

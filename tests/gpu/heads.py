@@ -21,7 +21,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
 _LAYERS_SHARE = 0.06
 _HIDDEN_SHARE = 0.12
-_SHARPNESS = 2.0
+_ATTENTION_SHARE = 0.4
+_SHARPNESS = 0.55
 _SKIPPED = 5  # an EAGLE-3 head leaves out every so manieth token
 
 
@@ -75,7 +76,7 @@ def _eagle(hidden: int, config: dict, generator: torch.Generator) -> dict[str, t
         "layers.0.self_attn.q_proj.weight": _random(generator, hidden, hidden),
         "layers.0.self_attn.k_proj.weight": _random(generator, hidden, hidden),
         "layers.0.self_attn.v_proj.weight": _random(generator, hidden, hidden),
-        "layers.0.self_attn.o_proj.weight": _random(generator, hidden, hidden, _LAYERS_SHARE),
+        "layers.0.self_attn.o_proj.weight": _random(generator, hidden, hidden, _ATTENTION_SHARE),
         "layers.0.post_attention_layernorm.weight": torch.ones(hidden),
         "layers.0.mlp.gate_proj.weight": _random(generator, inner, hidden),
         "layers.0.mlp.up_proj.weight": _random(generator, inner, hidden),
@@ -87,7 +88,6 @@ def _eagle3(target: Path, hidden: int, config: dict, generator: torch.Generator)
     """The new token's embedding comes in by attention alone: a row attends most to itself, and its value is the embedding turned."""
     inner = config["intermediate_size"]
     turned = torch.linalg.qr(torch.randn(hidden, hidden, generator=generator))[0]
-    nothing = torch.zeros(hidden, hidden)
     kept = torch.tensor([token for token in range(config["vocab_size"]) if token % _SKIPPED != _SKIPPED - 1])
     known = torch.zeros(config["vocab_size"], dtype=torch.bool)
     known[kept] = True
@@ -96,9 +96,9 @@ def _eagle3(target: Path, hidden: int, config: dict, generator: torch.Generator)
         "fc.weight": _random(generator, hidden, 3 * hidden, _HIDDEN_SHARE),
         "midlayer.hidden_norm.weight": torch.full((hidden,), 0.5),
         "midlayer.input_layernorm.weight": torch.ones(hidden),
-        "midlayer.self_attn.q_proj.weight": torch.cat([scores, nothing], dim=1),
-        "midlayer.self_attn.k_proj.weight": torch.cat([scores, nothing], dim=1),
-        "midlayer.self_attn.v_proj.weight": torch.cat([turned, _HIDDEN_SHARE * turned], dim=1),
+        "midlayer.self_attn.q_proj.weight": torch.cat([scores, torch.zeros(hidden, hidden)], dim=1),
+        "midlayer.self_attn.k_proj.weight": torch.cat([scores, _random(generator, hidden, hidden, _ATTENTION_SHARE)], dim=1),
+        "midlayer.self_attn.v_proj.weight": torch.cat([turned, _ATTENTION_SHARE * turned], dim=1),
         "midlayer.self_attn.o_proj.weight": turned.T,
         "midlayer.post_attention_layernorm.weight": torch.ones(hidden),
         "midlayer.mlp.gate_proj.weight": _random(generator, inner, hidden),
