@@ -98,7 +98,7 @@ class EagleModel(DraftModel):
         found = combiner.input_size if self._method == "eagle3" else combiner.input_size - combiner.output_size
         if found != self.width:
             raise ConfigError(
-                f"the head {self.name} reads hidden states of {found} columns, the target's have {self.width}: they do not fit"
+                f"the head {self.name} reads hidden states of {found} columns, the target's have {self.width}: take one made for it"
             )
         vocabulary = self._model.config.vocab_size
         if vocabulary != self.vocab_size:
