@@ -70,9 +70,8 @@ def test_the_role_of_a_chat_is_no_token_but_reasoning_and_tools_are() -> None:
 def test_a_token_without_text_is_one() -> None:
     found, _ = read(text(""), text("a"), text("", "length"), USAGE, b"data: [DONE]\n")
     assert (found.first, found.deliveries, found.last) == (1, 2, 3)
-    found, _ = read(
-        delta(role="assistant", content=""), delta(content=""), delta(content="a"), delta("stop", content=""), USAGE, b"data: [DONE]\n"
-    )
+    events = [delta(role="assistant", content=""), delta(content=""), delta(content="a"), delta("stop", content="")]
+    found, _ = read(*events, USAGE, b"data: [DONE]\n")
     assert (found.first, found.deliveries, found.last) == (2, 2, 4)
 
 
