@@ -4,8 +4,9 @@ Stages: `kernels` (each kernel against its reference), `start` (the engine start
 own), `twin` (the target as its own drafter: nearly every draft is accepted, greedy and sampled, also under preemption, chunked prompts and
 prefix caching), `sync` (no call waits for a device), `greedy` (the same tokens as plain decoding, but for ties), `tensor_parallel` (greedy
 over two devices), `acceptance` (by position, against vLLM's own speculative decoding), `tetris` (greedy as above with half of the drafts
-verified, and what that loses), `speed` (gap and hidden share with the shapes in
---shapes). Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on.
+verified, and what that loses), `eagle` and `eagle3` (the drafts of a head, token for token those of vLLM's own EAGLE: see `eagle_stage`),
+`eagle_tensor_parallel` (the same over two devices), `speed` (gap and hidden share with the shapes in --shapes; a head's with --method).
+Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import traceback
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -32,6 +34,7 @@ from minedraft_core.bench.prompts import read_prompts
 from minedraft_core.bench.statistics import Run, steady_state, summarise
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.types import DrafterRecord, DraftRecord, StepRecord
+from tests.gpu import eagle_stage
 
 FAST = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 GAP_MS, HIDDEN = 0.1, 0.99
@@ -64,6 +67,7 @@ def pipeline(arguments, draft, mode, device, length=None):
         return PipelineConfig()
     return PipelineConfig(
         speculative=MineDraftConfig(
+            method=arguments.method,
             model=draft,
             num_speculative_tokens=arguments.k,
             is_parallel=mode.startswith("parallel"),
@@ -328,6 +332,22 @@ def stage_tetris(arguments) -> None:
                 say(lengths[mode] > 0.7 * lengths[mode.removesuffix("-tetris")], f"{mode}: what half of the verification accepts")
 
 
+def _tools() -> SimpleNamespace:
+    return SimpleNamespace(say=say, attempt=attempt, summary=summary, greedy=_compare)
+
+
+def stage_eagle(arguments) -> None:
+    eagle_stage.check(arguments, _tools(), "eagle")
+
+
+def stage_eagle3(arguments) -> None:
+    eagle_stage.check(arguments, _tools(), "eagle3")
+
+
+def stage_eagle_tensor_parallel(arguments) -> None:
+    eagle_stage.check_tensor_parallel(arguments, _tools())
+
+
 def stage_speed(arguments) -> None:
     target, draft = (f"{arguments.shapes}/{name}" for name in arguments.pair.split("+"))
     flags = ["--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching"]
@@ -369,6 +389,7 @@ def main() -> None:
     parser.add_argument("--pair", default="qwen3-32b+qwen3-1.7b")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["parallel", "sequential"])
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
+    parser.add_argument("--method", choices=("draft_model", "eagle", "eagle3"))
     parser.add_argument("--length", type=float, default=3.0)
     parser.add_argument("--compiled-drafter", action="store_true")
     parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
