@@ -40,7 +40,7 @@ class MineDraftConfig(BaseModel):
         default=0, description=f"draft tokens a step, 0 to {MOST_DRAFTS}"
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
-    force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides; on CPU")
+    force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides")
     tetris: bool = Field(
         default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS); on CPU"
     )
@@ -91,7 +91,7 @@ class MineDraftConfig(BaseModel):
 
     def check_on_gpus(self) -> None:
         """Raise ConfigError for keys that only the CPU pipeline knows."""
-        for key in ("force_pearl", "tetris", "draft_temperature"):
+        for key in ("tetris", "draft_temperature"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(f"--speculative-config: {key!r} works on CPU only in this version: remove it")
 

@@ -127,7 +127,6 @@ def test_impossible_combinations_are_refused_with_the_reason(changes, reason):
     ("changes", "key"),
     [
         ({"tetris": True}, "tetris"),
-        ({"is_parallel": True, "force_pearl": True}, "force_pearl"),
         ({"draft_temperature": 0}, "draft_temperature"),
     ],
 )

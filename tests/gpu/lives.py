@@ -21,15 +21,11 @@ from vllm.v1.worker.gpu import input_batch as vllm_kernels  # noqa: E402
 
 from minedraft_core.vllm.gpu.kernels import HEADER, first_inputs, next_inputs, pack, row_width  # noqa: E402
 
-K, SLOTS, VOCAB, MAX_LEN, BLOCK, COLUMNS, BUCKET = 3, 6, 97, 128, 4, 12, 4
+K, SLOTS, VOCAB, MAX_LEN, BLOCK, COLUMNS, BUCKET = 3, 6, 97, 128, 4, 20, 4
 
 
 def following(context: list[int]) -> int:
     return (sum(context) * 7 + len(context) * 3) % VOCAB
-
-
-def guess(context: list[int]) -> int:
-    return (following(context) + (len(context) % 4 == 0)) % VOCAB
 
 
 def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -37,9 +33,10 @@ def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 class World:
-    """The runner's state, the drafter's cache, and the jobs under way."""
+    """The runner's state, the drafter's cache, and the jobs under way. The drafter is wrong at every length that `wrong_every` divides."""
 
-    def __init__(self) -> None:
+    def __init__(self, wrong_every: int = 4) -> None:
+        self._wrong_every = wrong_every
         self.tokens, self.prefill, self.total = integers(SLOTS, MAX_LEN), integers(SLOTS), integers(SLOTS)
         self.computed, self.last = integers(SLOTS), integers(SLOTS, 1, dtype=torch.int64)
         self.drafts = integers(SLOTS, K, dtype=torch.int64)
@@ -49,6 +46,9 @@ class World:
         self.blocks: dict[str, list[int]] = {}
         self.slots: dict[str, int] = {}
         self.jobs: list[tuple[set[str], torch.Tensor, torch.Tensor]] = []
+
+    def guess(self, context: list[int]) -> int:
+        return (following(context) + (len(context) % self._wrong_every == 0)) % VOCAB
 
     def add(self, name: str, slot: int, tokens: list[int], blocks: list[int], cached: int = 0) -> None:
         """A new or resumed request, `cached` tokens of it known to both models."""
@@ -88,12 +88,10 @@ class World:
             num_sampled, self.seq_lens[: len(names)], logits, slots, self.prefill
         )
         vllm_kernels.post_update(slots, self.computed, self.last, None, sampled, num_sampled, num_rejected, starts, self.tokens, self.total)
-        packed = integers(BUCKET, row_width(COLUMNS))
         table = integers(SLOTS, COLUMNS)
         for row, name in enumerate(names):
             table[row, : len(self.blocks[name])] = torch.tensor(self.blocks[name], dtype=torch.int32)
-        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
-        pack(packed, len(names), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        packed = self._pack(slots, starts, num_sampled, num_rejected, table)
         if prompts:
             owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
             for token, position, name in zip(ran.ids.tolist(), ran.positions, owners, strict=True):
@@ -102,10 +100,18 @@ class World:
         for row, name in enumerate(names):
             context = self.text(name)
             for draft in drafts[row].tolist() if num_sampled[row] else []:
-                assert draft == guess(context), name
+                assert draft == self.guess(context), name
                 context.append(draft)
         self.jobs.append((set(names), slots, drafts))
         return dict(zip(names, num_sampled.tolist(), strict=True))
+
+    def _pack(
+        self, slots: torch.Tensor, starts: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor, table: torch.Tensor
+    ) -> torch.Tensor:
+        packed = integers(BUCKET, row_width(COLUMNS))
+        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
+        pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        return packed
 
     def _land(self, due: set[str]) -> None:
         last = max((index for index, (names, _, _) in enumerate(self.jobs) if names & due), default=-1)
@@ -138,21 +144,20 @@ class World:
                     self.cache[slot] = (token, position)
             for row in range(BUCKET):
                 if packed[row, 3]:
-                    drafts[row, step] = guess(self._context(packed[row, HEADER:].tolist(), int(seq_lens[row])))
+                    drafts[row, step] = self.guess(self.context(packed[row, HEADER:].tolist(), int(seq_lens[row])))
         return drafts
 
-    def _context(self, blocks: list[int], length: int) -> list[int]:
+    def context(self, blocks: list[int], length: int) -> list[int]:
         found = [self.cache[blocks[at // BLOCK] * BLOCK + at % BLOCK] for at in range(length)]
         assert [position for _, position in found] == list(range(length))
         return [token for token, _ in found]
 
 
-def lives() -> None:
+def lives(world: World) -> None:
     """A chunked prompt, two sides, a pass without drafts, a slot that changes hands under a job, a resumed request, a padded newcomer."""
-    world = World()
     prompts = {"a": [5, 6, 7, 8, 9], "b": [11], "c": [21, 22], "d": [31, 32, 33]}
-    world.add("a", 5, prompts["a"], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    world.add("b", 4, prompts["b"], [11, 12, 13, 14, 15])
+    world.add("a", 5, prompts["a"], list(range(1, 21)))
+    world.add("b", 4, prompts["b"], list(range(21, 41)))
     assert world.step(a=(3, 0), b=(1, 0)) == {"a": 0, "b": 1}
     world.step(b=(1, K), a=(2, 0))
     for _ in range(2):
@@ -161,14 +166,14 @@ def lives() -> None:
     world.step(a=(1, K), b=(1, 0))
     # b is preempted and c gets its slot and blocks while b's job is under way; then b resumes with all its tokens.
     text = world.text("b")
-    world.add("c", 4, prompts["c"], [11, 12, 13, 14, 15])
+    world.add("c", 4, prompts["c"], list(range(21, 41)))
     world.step(a=(1, K), c=(2, 0))
-    world.add("b", 3, text, [21, 22, 23, 24, 25, 26])
+    world.add("b", 3, text, list(range(41, 61)))
     world.step(c=(1, K), b=(len(text), 0))
     assert min(world.step(a=(1, K), c=(1, K), b=(1, K)).values()) > 1, "drafts of all three are right up to a fourth length"
     # All but d's last token was in the prefix cache; vLLM schedules placeholders with it.
-    world.add("d", 2, prompts["d"], [31, 32, 33], cached=2)
-    world.cache.update({31 * BLOCK: (31, 0), 31 * BLOCK + 1: (32, 1)})
+    world.add("d", 2, prompts["d"], list(range(61, 81)), cached=2)
+    world.cache.update({61 * BLOCK: (31, 0), 61 * BLOCK + 1: (32, 1)})
     assert world.step(a=(1, K), d=(1, K))["d"] == 1
     world.step(d=(1, K), b=(1, K))
     world.step(d=(1, K), a=(1, K))
@@ -182,4 +187,4 @@ def lives() -> None:
 
 
 if __name__ == "__main__":
-    lives()
+    lives(World())

@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
-from tests.gpu.kernel_cases import compare
+from tests.gpu.kernel_cases import compare, compare_chains
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
+_CHAINS = "from tests.gpu.kernel_cases import compare_chains\nfor seed in range(10): compare_chains('cpu', seed)"
 
 
-@pytest.mark.parametrize("command", [["-c", _INTERPRETED], ["-m", "tests.gpu.lives"]], ids=["references", "lives"])
+@pytest.mark.parametrize(
+    "command",
+    [["-c", _INTERPRETED], ["-c", _CHAINS], ["-m", "tests.gpu.lives"], ["-m", "tests.gpu.lookahead_lives"]],
+    ids=["references", "chains", "lives", "lookahead"],
+)
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -28,6 +33,7 @@ def test_interpreted(command: list[str]) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_compiled(seed: int) -> None:
     compare("cuda", seed)
+    compare_chains("cuda", seed)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 128])

@@ -22,8 +22,10 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.vllm.gpu.engine import DraftEngine
 from minedraft_core.vllm.gpu.layout import Budget, Layout, check_blocks, check_fit, common_blocks, place
+from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
 from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_group
-from minedraft_core.vllm.gpu.output import TimedAsyncOutput
+from minedraft_core.vllm.gpu.output import PacedOutput, TimedAsyncOutput
+from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, PassTimer
 
@@ -61,7 +63,8 @@ class MineDraftModelRunner(GPUModelRunner):
         if self.speculative_config is not None:
             # Free vLLM's own speculator before ours is made.
             self.speculator = None
-            self._pipeline = self.speculator = PipelineSpeculator(vllm_config, device, get_tp_group())
+            speculator = LookaheadSpeculator if self._config.speculative.force_pearl else PipelineSpeculator
+            self._pipeline = self.speculator = speculator(vllm_config, device, get_tp_group())
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the target, then the drafter on rank 0."""
@@ -76,7 +79,8 @@ class MineDraftModelRunner(GPUModelRunner):
             config = draft_config(self.vllm_config, drafter, compiled=self._config.drafter.compiled)
             with torch.cuda.device(drafter):
                 self._model = DraftModel(config, drafter, group)
-            self._engine = DraftEngine(self._model, self.device, self._pipeline.draft_logits, use_fp64=self.model_config.use_fp64_gumbel)
+            engine = LookaheadEngine if self._config.speculative.force_pearl else DraftEngine
+            self._engine = engine(self._model, self.device, self._pipeline.draft_logits, use_fp64=self.model_config.use_fp64_gumbel)
             self._bytes_per_token = self._model.bytes_per_token
             _announce(self._layout.describe())
         self._bytes_per_token = get_tp_group().broadcast_object(self._bytes_per_token, src=0)
@@ -143,7 +147,7 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._leads:
             self._stamps = DeviceTimer(self.device)
             self._stamps.calibrate()
-            self._timer = PassTimer(self._stamps, self._engine.timer if self._engine is not None else None)
+            self._timer = self._engine.pass_timer(self._stamps) if self._engine is not None else PassTimer(self._stamps, None)
         if self._pipeline is not None:
             self._pipeline.prepare()
 
@@ -165,6 +169,8 @@ class MineDraftModelRunner(GPUModelRunner):
             # vLLM copies blocks in passes without tokens, too.
             if self._pipeline is not None:
                 self._pipeline.begin_pass(scheduler_output.kv_cache_block_copies or ())
+            if isinstance(self._pipeline, LookaheadSpeculator) and isinstance(scheduler_output, PacedOutput):
+                self._pipeline.pace(scheduler_output.steps_ahead)
             if scheduler_output.total_num_scheduled_tokens:
                 self._begin(scheduler_output)
         return super().execute_model(scheduler_output, intermediate_tensors, dummy_run, **kwargs)
