@@ -41,7 +41,7 @@ def bench_engine(
         str,
         typer.Option(
             help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
-            "device, and native, vLLM's own speculative decoding. On CPU also pearl, and MODE-tetris for every mode that drafts."
+            "device, and native, vLLM's own speculative decoding. On CPU also MODE-tetris for every mode that drafts."
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",

@@ -34,7 +34,7 @@ def test_every_mode_but_off_has_an_arm_with_tetris() -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", ["pearl", "sequential-tetris"])
+@pytest.mark.parametrize("mode", ["pearl-shared", "sequential-tetris"])
 def test_what_gpus_do_not_know_is_refused_there(mode: str) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         gpu_arms_of([mode])

@@ -46,14 +46,14 @@ class CacheModel:
 
 
 class LookaheadWorld(World):
-    """A world whose drafter goes up to K + 1 steps ahead, another number each time."""
+    """A world whose drafter goes `paces` steps ahead, another number each time."""
 
-    def __init__(self, seed: int, wrong_every: int) -> None:
+    def __init__(self, seed: int, wrong_every: int, paces: tuple[int, ...] = tuple(range(K + 2))) -> None:
         super().__init__(wrong_every)
         self.model = CacheModel(self)
         self._chains = DraftChains(self.model, ChainShape(SLOTS, K, BLOCK, MAX_LEN), None, use_fp64=False)
         self._tallies = integers(1, TALLIES, dtype=torch.int64)
-        self._random = random.Random(seed)
+        self._random, self._paces = random.Random(seed), paces
         self._steps_before = self._number = 0
         self.hits = self.misses = self.discarded = self.early = 0
 
@@ -82,16 +82,29 @@ class LookaheadWorld(World):
             ready = valid & (seen != 0).all(dim=1)
             assert torch.equal(seen[ready], words[ready])
             self.early += int(ready.sum())
-        self._steps_before = self._random.randint(0, K + 1)
+        self._steps_before = self._random.choice(self._paces)
         for _ in range(self._steps_before):
             self._chains.step(packed, NEXT, sampled=False)
+        assert int((self._chains._last - self._chains._base).max()) <= 2 * K + 1, "the target has blocks for no more"
         self.hits, self.misses, self.discarded = self.hits + hits, self.misses + misses, self.discarded + discarded
         self._number += 1
         return drafts
 
 
+def alone(wrong_every: int) -> LookaheadWorld:
+    """One request whose drafter always goes as far as it may: chains get as long as they can be."""
+    world = LookaheadWorld(0, wrong_every, (K + 1,))
+    world.add("a", 2, [5, 6, 7], list(range(1, 21)))
+    world.step(a=(3, 0))
+    for _ in range(12):
+        world.step(a=(1, K))
+    for drafts in (0, K, 0, 0, 1, K):
+        world.step(a=(1, drafts))
+    return world
+
+
 def main() -> None:
-    """Lives with several paces, and with drafters that are right more and less often."""
+    """Lives with several paces, with drafters that are right more and less often; then requests alone."""
     found = SimpleNamespace(hits=0, misses=0, discarded=0, early=0)
     for seed, wrong_every in enumerate((5, 9, 13, 1000)):
         world = LookaheadWorld(seed, wrong_every)
@@ -102,6 +115,11 @@ def main() -> None:
     assert found.misses > 5, found
     assert found.discarded > found.misses, found
     assert found.early > 5, found
+    sure, doubtful = alone(1000), alone(9)
+    assert (sure.hits, sure.misses, sure.early) == (18, 0, 18), vars(sure)
+    assert sure.model.ran <= len(sure.text("a")) + 2 * K + 2 * 19, "what was drafted ahead is not drafted again"
+    assert min(doubtful.hits, doubtful.misses) > 1
+    assert doubtful.hits + doubtful.misses == 18
 
 
 if __name__ == "__main__":

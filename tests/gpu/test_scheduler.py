@@ -141,7 +141,6 @@ def test_lookahead_is_paced_by_what_was_measured(tmp_path: Path) -> None:
     loop.scheduler._orders = Scripted(loop, {len(loop.passes): ModeOrder(Mode.SEQUENTIAL, K)})
     loop.run(2)
     assert loop.passes[-1].steps_ahead == 0
-    assert len(loop.passes[-1].num_scheduled_tokens) == 6
     loop.run(80)
     assert loop.tokens == {f"r{index}": 20 + index for index in range(6)}
 

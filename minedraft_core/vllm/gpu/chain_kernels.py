@@ -20,8 +20,11 @@ TALLIES = 4
 
 
 def ring_length(num_drafts: int) -> int:
-    """Columns of a chain: the two last tokens of the context, a draft, the token after it, and the next draft."""
-    return 2 * num_drafts + 3
+    """Columns of a chain: the context's last two tokens, a draft, the token after it and the next draft, but for one.
+
+    The last of them takes the place of the first, which is needed only while a chain holds no draft.
+    """
+    return 2 * num_drafts + 2
 
 
 @triton.jit

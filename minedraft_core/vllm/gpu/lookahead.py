@@ -152,6 +152,7 @@ class LookaheadEngine(DraftEngine):
     def _warm_up(self, ways: tuple[bool, ...]) -> None:
         """Build the kernels that run outside graphs, for each place of the ring."""
         idx = torch.zeros(1, dtype=torch.int64, device=self._target)
+        self.settle()
         for slot in range(RING):
             for sampled in ways:
                 job = DraftJob(0, slot, frozenset(), idx, 1, sampled=sampled)
