@@ -142,6 +142,9 @@ class DrafterConfig(BaseModel):
     replay_acceptance: float = Field(default=1.0, ge=0, le=1, description="for benchmarks: how often a replayed token is proposed")
     device: int | None = Field(default=None, ge=0, description="CUDA device of the drafter; none: the first after the target's")
     compiled: bool = Field(default=False, description="on GPUs: compile the drafter as vLLM compiles the target")
+    attention: Literal["flash", "fused"] = Field(
+        default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
+    )
     synthetic_acceptance_length: float | None = Field(
         default=None, ge=1, description="for benchmarks on GPUs: mean acceptance length, whatever is drafted"
     )

@@ -152,6 +152,9 @@ class Settings(BaseSettings):
         default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
     )
     drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
+    drafter_attention: Literal["flash", "fused"] = Field(
+        default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
+    )
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
         default=10.0, description="seconds without an answer after which the drafter counts as hung, above 0"
@@ -182,6 +185,7 @@ class Settings(BaseSettings):
             cores=self.drafter_cores,
             device=self.drafter_device,
             compiled=self.drafter_compiled,
+            attention=self.drafter_attention,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,
             restart_backoff=self.drafter_restart_backoff,

@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from minedraft_core.training.corpus import Corpus, CorpusPlan, read_prompts, write_corpus
+from minedraft_core.training.corpus import Corpus, CorpusPlan, read_prompts, starts, write_corpus
 from minedraft_core.training.distill import DistillPlan, Step, distill, losses
 from minedraft_core.training.evaluate import Prompt, Reference, acceptance_probabilities, count_rounds, evaluate, references
 from minedraft_core.training.export import assemble, pack, quantise
@@ -126,6 +126,39 @@ def test_turns_keep_their_limits_and_the_template_between_them(target):
         assert ended - 7 <= 9
         after = [2, 6] if tokens[ended - 1] != 2 else [6]
         assert tokens[ended : ended + len(after)] == after
+
+
+def test_a_long_first_turn_is_held_open_and_closed_once(target):
+    held = Start((*TEMPLATE.opening, 20), False, 1.0, least=12, closer=(30, 31, 32))
+    short = Start((*TEMPLATE.opening, 20), False, 1.0, least=0, closer=())
+    written = write(
+        target,
+        TEMPLATE,
+        [held, short] * 8,
+        length=60,
+        top=4,
+        user_limit=16,
+        answer_limit=5,
+        user_temperature=1.0,
+        generator=torch.Generator().manual_seed(0),
+    )
+    rows = written.tokens.tolist()
+    for row in rows[::2]:
+        assert TEMPLATE.stops[0] not in row[4:16]
+        assert row[16:19] == [30, 31, 32]
+        assert sum(row[at : at + 3] == [30, 31, 32] for at in range(len(row))) == 1
+    assert any(TEMPLATE.stops[0] in row[4:16] for row in rows[1::2])
+    assert not written.answer[::2, :19].any()
+
+
+def test_shares_of_passages_and_foreign_sentences():
+    plan = CorpusPlan(shards=1, rows=400, length=900, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
+    with_both = CorpusPlan(**{**plan.__dict__, "passages": 0.5, "foreign": 0.25})
+    begun = starts(with_both, 0, TEMPLATE, Words(), [])
+    assert sum(start.least >= 100 for start in begun) == pytest.approx(200, abs=40)
+    assert sum(0 < start.least < 60 for start in begun) == pytest.approx(100, abs=30)
+    assert any(start.closer for start in begun)
+    assert not any(start.least or start.closer for start in starts(plan, 0, TEMPLATE, Words(), []))
 
 
 def test_writing_goes_on_where_it_was_broken_off(target, corpus, tmp_path):

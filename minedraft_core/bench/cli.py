@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -72,6 +72,9 @@ def bench_engine(
     ] = 0,
     tetris_extra_proposals: Annotated[int, typer.Option(min=0, max=63, help="Draft tokens beyond k that they choose from.")] = 0,
     drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
+    drafter_attention: Annotated[
+        Literal["flash", "fused"], typer.Option(help="On GPUs, attention of draft steps: flash (vLLM's) or fused (one kernel).")
+    ] = "flash",
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     max_model_len: Annotated[int, typer.Option(min=1, help="Longest prompt and output together, in tokens.")] = 2048,
@@ -97,6 +100,7 @@ def bench_engine(
                 acceptance_length=acceptance_length,
                 prompt_tokens=prompt_tokens,
                 compiled_drafter=drafter_compiled,
+                drafter_attention=drafter_attention,
                 tetris_capacity=tetris_capacity,
                 tetris_extra=tetris_extra_proposals,
             )

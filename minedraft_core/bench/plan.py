@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from minedraft_core.config import MOST_DRAFTS, ConfigError
 from minedraft_core.types import Mode
@@ -68,6 +69,7 @@ class Plan:
     acceptance_length: float | None = None
     prompt_tokens: int | None = None
     compiled_drafter: bool = False
+    drafter_attention: Literal["flash", "fused"] = "flash"
     tetris_capacity: int = 0
     tetris_extra: int = 0
 

@@ -82,6 +82,7 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
         cores=arm.cores.drafter,
         device=device,
         compiled=plan.compiled_drafter,
+        attention=plan.drafter_attention,
         synthetic_acceptance_length=plan.acceptance_length,
     )
     if plan.acceptance is not None:

@@ -153,6 +153,8 @@ def train(
     top: Annotated[int, typer.Option(help="Most likely next tokens noted at each position.", min=1)] = 32,
     temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,0.5,1",
     user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0)] = 1.0,
+    passages: Annotated[float, typer.Option(help="Share of conversations about a long text.", min=0, max=1)] = 0.25,
+    foreign: Annotated[float, typer.Option(help="Share of conversations about a sentence of another language.", min=0, max=1)] = 0.1,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 6000,
     minutes: Annotated[
         float | None,
@@ -189,8 +191,10 @@ def train(
     console = Console()
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    text = CorpusPlan(shards, rows, length, top, _degrees(temperatures), user_temperature, seed)
+    text = CorpusPlan(shards, rows, length, top, _degrees(temperatures), user_temperature, seed, passages, foreign)
     limit = minutes * 60 if minutes else None
+    if passages + foreign > 1:
+        raise typer.BadParameter("with --passages it comes to more than 1; lower one of them", param_hint="--foreign")
     if hard_weight + miss_weight > 1:
         raise typer.BadParameter("with --hard-weight it comes to more than 1; lower one of them", param_hint="--miss-weight")
     plan = DistillPlan(

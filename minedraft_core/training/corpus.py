@@ -69,10 +69,63 @@ OPENERS = (
     "Discuss ",
 )
 
+# Texts to work on are long, and the target ends its own too early. Each entry opens a user's turn that goes on for a while, and closes it.
+PASSAGES = (
+    ("Summarize: ", ""),
+    ("Summarize the following news article:\n\n", ""),
+    ("Summarize in three sentences:\n\n", ""),
+    ("Here is an article.\n\n", "\n\nWrite a short summary of it."),
+    ("(Reuters) - ", "\n\nTL;DR"),
+    ("A man was arrested on ", "\n\nSummarize the story above."),
+    ("Officials said on Tuesday that ", "\n\nWhat happened? Answer in two sentences."),
+    ("The team beat ", "\n\nSum up this report."),
+    ("", "\nWho "),
+    ("", "\nWhat is "),
+    ("", "\nWhen did "),
+    ("", "\nWhere "),
+    ("", "\nHow many "),
+    ("", "\nWhy did "),
+    ("Context: ", "\n\nQuestion: What "),
+    ("Passage: ", "\n\nAnswer this question from the passage: "),
+    ("From an encyclopedia: ", "\n\nExplain "),
+    ("The film is a ", "\nWho played "),
+    ("The song was recorded by ", "\nWho wrote "),
+    ("The town lies in ", "\nWhich "),
+    ("The treaty was signed in ", "\nWhat was the purpose of "),
+    ("The species is found in ", "\nDescribe "),
+    ("Dear customer, ", "\n\nList the key points of this letter."),
+    ("Meeting notes\n\n", "\n\nList all names, dates and tasks."),
+    ("Review: ", "\n\nIs this review positive or negative? Give reasons."),
+)
+
+# Sentences of other languages, for their tokens; the target goes on in them.
+FOREIGN = (
+    ("Translate German to English: Die Regierung hat ", ""),
+    ("Translate German to English: Nach Angaben der Polizei ", ""),
+    ("Translate German to English: In den vergangenen Jahren ", ""),
+    ("Translate German to English: Der Trainer sagte, dass ", ""),
+    ("Translate German to English: Es gibt viele ", ""),
+    ("Translate German to English: Wir wollen nicht, ", ""),
+    ("Translate German to English: Seit dem Ende des ", ""),
+    ("Translate German to English: Das neue Geb\u00e4ude ", ""),
+    ("Translate German to English: Am Samstag wurde ", ""),
+    ("Translate German to English: Einer der Gr\u00fcnde ist, ", ""),
+    ("Translate German to English: \u201eIch habe ", ""),
+    ("\u00dcbersetze ins Englische: Wenn man ", ""),
+    ("Translate French to English: Les habitants de ", ""),
+    ("Translate French to English: Il a d\u00e9clar\u00e9 que ", ""),
+    ("Translate Spanish to English: El presidente de ", ""),
+    ("Translate Spanish to English: Durante los \u00faltimos ", ""),
+    ("Translate Italian to English: Secondo gli ", ""),
+)
+
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """What to write. `rows` conversations a shard, each of `length` tokens, with the `top` most likely next tokens noted per position."""
+    """What to write. `rows` conversations a shard, each of `length` tokens, with the `top` most likely next tokens noted per position.
+
+    `passages` is the share of conversations that begin with a long text, `foreign` that of those with a sentence of another language.
+    """
 
     shards: int
     rows: int
@@ -81,6 +134,8 @@ class CorpusPlan:
     temperatures: tuple[float, ...]
     user_temperature: float
     seed: int
+    passages: float = 0.0
+    foreign: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -111,11 +166,24 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def starts(plan: CorpusPlan, shard: int, template: Template, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[Start]:
-    """How the conversations of a shard begin: a fourth with given prompts (where there are any), half of the rest with an opener."""
+    """How the conversations of a shard begin.
+
+    The plan's shares with passages and foreign sentences; of the others a fourth with given prompts (where there are any), half of the rest
+    with an opener.
+    """
     chance = random.Random(f"{plan.seed}/{shard}")  # noqa: S311  (a repeatable choice of words)
     rows = []
     for row in range(plan.rows):
         temperature = plan.temperatures[row % len(plan.temperatures)]
+        kind = chance.random() if plan.passages or plan.foreign else 1.0
+        if kind < plan.passages + plan.foreign:
+            passage = kind < plan.passages
+            opener, closer = chance.choice(PASSAGES if passage else FOREIGN)
+            # A sixth to five sixths of the room that a user's turn has.
+            least = chance.randrange(plan.length // 9, plan.length * 5 // 9) if passage else chance.randrange(12, 60)
+            first, last = (tokenizer(text.rstrip(" "), add_special_tokens=False).input_ids for text in (opener, closer))
+            rows.append(Start((*template.opening, *first), False, temperature, least, tuple(last)))
+            continue
         if prompts and chance.random() < 0.25:
             rows.append(Start(tuple(template.question(tokenizer, chance.choice(prompts))), True, temperature))
             continue

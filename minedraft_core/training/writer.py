@@ -22,11 +22,16 @@ STEPWISE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 @dataclass(frozen=True)
 class Start:
-    """How one conversation begins: given tokens, and whether the target goes on with the answer or with the user's words."""
+    """How one conversation begins: given tokens, and whether the target goes on with the answer or with the user's words.
+
+    The user's first turn does not end before the target wrote `least` tokens of it; then `closer` follows, and the target goes on.
+    """
 
     tokens: tuple[int, ...]
     answering: bool
     temperature: float
+    least: int = 0
+    closer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,8 @@ def write(
 ) -> Written:
     """Let the target write one conversation of `length` tokens from each start.
 
-    A turn ends with a stop token or at its limit; the template's tokens lead to the next one. Greedy where the temperature is 0.
+    A turn ends with a stop token or at its limit, the user's first one also not before `Start.least`; the template's tokens lead to the
+    next one. Greedy where the temperature is 0.
     Every conversation has the full length, so nothing is padded.
     """
     device, n = target.device, len(starts)
@@ -151,6 +157,10 @@ def write(
     limits = torch.tensor([user_limit, answer_limit], device=device)
     answer_temperature = torch.tensor([start.temperature for start in starts], device=device)
     answering = torch.tensor([int(start.answering) for start in starts], device=device)
+    least = torch.tensor([min(start.least, user_limit - 1) for start in starts], device=device)
+    closers, closer_len = _padded([start.closer or (0,) for start in starts], device)
+    closer_len = torch.where(torch.tensor([bool(start.closer) for start in starts], device=device), closer_len, 0)
+    closing = closer_len.clone()
     cursor, used = piece_len[answering], torch.zeros(n, dtype=torch.long, device=device)
     tokens = torch.zeros(n, length, dtype=torch.int32, device=device)
     answer = torch.zeros(n, length, dtype=torch.bool, device=device)
@@ -167,16 +177,22 @@ def write(
             if t + 1 == length:
                 break
             temperature = torch.where(answering == 1, answer_temperature, user_temperature)
+            held = (answering == 0) & (used < least)
+            logits[:, stops] = logits[:, stops].masked_fill(held[:, None], -torch.inf)
             noise = torch.empty_like(logits).exponential_(generator=generator).log_()
             sampled = torch.addcmul(logits, noise, temperature[:, None], value=-1).argmax(-1)
             was_given = given_len > t + 1
             forced = cursor < piece_len[answering]
-            chosen = ~(was_given | forced)
+            closes = ~was_given & ~forced & (closing < closer_len)
+            chosen = ~(was_given | forced | closes)
             token = torch.where(forced, pieces[answering, cursor.clamp(max=pieces.shape[1] - 1)], sampled)
+            token = torch.where(closes, closers.gather(1, closing.clamp(max=closers.shape[1] - 1)[:, None])[:, 0], token)
             token = torch.where(was_given, given[:, min(t + 1, given.shape[1] - 1)], token)
             answer[:, t + 1] = chosen & (answering == 1)
             cursor = torch.where(forced & ~was_given, cursor + 1, cursor)
             used = torch.where(chosen, used + 1, used)
+            closing = torch.where(closes, closing + 1, closing)
+            closing = torch.where(chosen & (answering == 0) & (used == least), 0, closing)
             stopped = chosen & torch.isin(token, stops)
             ended = stopped | (chosen & (used >= limits[answering]))
             answering = torch.where(ended, 1 - answering, answering)
@@ -184,4 +200,5 @@ def write(
             skip = (stopped & (token == pieces[answering, 0])).long()
             cursor = torch.where(ended, skip, cursor)
             used = torch.where(ended, 0, used)
+            least = torch.where(ended, 0, least)
     return Written(tokens, answer, top_ids, top_logprobs)

@@ -62,7 +62,12 @@ def pipeline(arguments, draft, mode, device, length=None):
         return PipelineConfig()
     return PipelineConfig(
         speculative=MineDraftConfig(model=draft, num_speculative_tokens=arguments.k, is_parallel=mode == "parallel"),
-        drafter=DrafterConfig(device=device, synthetic_acceptance_length=length, compiled=arguments.compiled_drafter),
+        drafter=DrafterConfig(
+            device=device,
+            synthetic_acceptance_length=length,
+            compiled=arguments.compiled_drafter,
+            attention=arguments.drafter_attention,
+        ),
     )
 
 
@@ -108,10 +113,15 @@ def summary(records) -> str:
 
 
 def stage_kernels(_arguments) -> None:
+    import torch
+
+    from tests.gpu.decode_cases import LONG, compare_decode
     from tests.gpu.kernel_cases import compare
 
     for seed in range(20):
         compare("cuda", seed)
+    for seed in range(8):
+        compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
     say(True, "kernels agree with their references")
 
 
@@ -324,6 +334,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
     parser.add_argument("--length", type=float, default=3.0)
     parser.add_argument("--compiled-drafter", action="store_true")
+    parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
     parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
     arguments = parser.parse_args()
     for name in STAGES if "all" in arguments.stages else arguments.stages:

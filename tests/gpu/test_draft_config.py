@@ -35,7 +35,7 @@ def target(tmp_path: Path):
 
 def test_the_drafters_layers_and_choices_are_its_own(target) -> None:
     before = dict(target.compilation_config.static_forward_context)
-    draft = draft_config(target, torch.device("cuda", 1), compiled=False)
+    draft = draft_config(target, torch.device("cuda", 1), DrafterConfig())
     draft.compilation_config.static_forward_context["layer"] = None
     assert target.compilation_config.static_forward_context == before
     assert draft.model_config is target.speculative_config.draft_model_config
@@ -43,7 +43,10 @@ def test_the_drafters_layers_and_choices_are_its_own(target) -> None:
     assert (draft.cache_config.sliding_window, target.cache_config.sliding_window) == (None, 64)
     assert draft.parallel_config.tensor_parallel_size == 1
     assert (draft.compilation_config.mode, draft.compilation_config.custom_ops) == (CompilationMode.NONE, ["all"])
-    assert draft_config(target, torch.device("cuda", 1), compiled=True).compilation_config.mode == target.compilation_config.mode
+    assert (
+        draft_config(target, torch.device("cuda", 1), DrafterConfig(compiled=True)).compilation_config.mode
+        == target.compilation_config.mode
+    )
 
 
 def test_compiled_code_is_kept_over_starts_but_not_over_devices(target) -> None:
@@ -53,5 +56,5 @@ def test_compiled_code_is_kept_over_starts_but_not_over_devices(target) -> None:
     assert target.compute_hash() == before
     target.additional_config = with_own({"other": 2}, PipelineConfig())
     assert target.compute_hash() != before
-    hashes = {draft_config(target, torch.device("cuda", index), compiled=True).compute_hash() for index in (0, 1)}
+    hashes = {draft_config(target, torch.device("cuda", index), DrafterConfig(compiled=True)).compute_hash() for index in (0, 1)}
     assert len(hashes) == 2

@@ -8,18 +8,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
+from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
 from tests.gpu.kernel_cases import compare, compare_chains
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
 _CHAINS = "from tests.gpu.kernel_cases import compare_chains\nfor seed in range(10): compare_chains('cpu', seed)"
+_DECODE = """
+import torch
+from tests.gpu.decode_cases import SHORT, compare_decode
+for seed in range(2): compare_decode('cpu', torch.float32, seed, SHORT, 1e-4)
+"""
 
 
 @pytest.mark.parametrize(
     "command",
-    [["-c", _INTERPRETED], ["-c", _CHAINS], ["-m", "tests.gpu.lives"], ["-m", "tests.gpu.lookahead_lives"]],
-    ids=["references", "chains", "lives", "lookahead"],
+    [["-c", _INTERPRETED], ["-c", _CHAINS], ["-c", _DECODE], ["-m", "tests.gpu.lives"], ["-m", "tests.gpu.lookahead_lives"]],
+    ids=["references", "chains", "decode", "lives", "lookahead"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
@@ -34,6 +41,17 @@ def test_interpreted(command: list[str]) -> None:
 def test_compiled(seed: int) -> None:
     compare("cuda", seed)
     compare_chains("cuda", seed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_decode(seed: int) -> None:
+    compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
+def test_the_attention_kernel_compiles_for_hopper() -> None:
+    assert all(0 < size < 100_000 for size in compile_decode(90))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 128])

@@ -80,7 +80,7 @@ class DraftEngine:
         self._buckets = buckets(shape.max_num_reqs)
         rows, drafts, width = shape.max_num_reqs, shape.num_drafts, row_width(shape.num_columns)
         with torch.cuda.device(self._device):
-            self._model.bind_cache(num_blocks, shape.block_size)
+            self._model.bind_cache(num_blocks, shape.block_size, shape.max_num_reqs)
 
             def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
                 return torch.zeros(*size, dtype=dtype, device=self._device)

@@ -20,15 +20,17 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import FlashAttentionImpl, FlashAttentionMetadata
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from minedraft_core.config import ConfigError
+from minedraft_core.config import ConfigError, DrafterConfig
 from minedraft_core.vllm.additional import AdditionalConfig
+from minedraft_core.vllm.gpu.attention import NAME, DraftAttention, DraftStep
+from minedraft_core.vllm.gpu.decode import Heads
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
 _NO_WINDOW = (-1, -1)
 
 
-def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) -> VllmConfig:
+def draft_config(config: VllmConfig, device: torch.device, drafter: DrafterConfig) -> VllmConfig:
     """The target's configuration for the draft model.
 
     A shallow copy, since vLLM's `replace` validates and adjusts everything again. An empty `static_forward_context` keeps the draft
@@ -43,7 +45,7 @@ def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) ->
     draft.cache_config.cache_dtype = "auto"
     draft.cache_config.sliding_window = _only_window(draft.model_config)
     draft.attention_config = copy.copy(config.attention_config)
-    draft.attention_config.backend = AttentionBackendEnum.FLASH_ATTN
+    draft.attention_config.backend = AttentionBackendEnum[NAME if drafter.attention == "fused" else "FLASH_ATTN"]
     draft.attention_config.backend_per_kind = {}
     draft.parallel_config = copy.copy(config.parallel_config)
     draft.parallel_config.tensor_parallel_size = 1
@@ -57,7 +59,7 @@ def draft_config(config: VllmConfig, device: torch.device, *, compiled: bool) ->
     compilation.cudagraph_mode = CUDAGraphMode.NONE
     # Compiled code is kept on disk and names its device, which vLLM's key of it leaves out.
     draft.additional_config = AdditionalConfig({**config.additional_config, "minedraft_drafter_device": device.index})
-    if not compiled:
+    if not drafter.compiled:
         compilation.mode = CompilationMode.NONE
         compilation.custom_ops = ["all"]
     return draft
@@ -99,6 +101,7 @@ class DraftModel:
                     "needs a decoder of dense or grouped-query attention with a KV cache of its own in bfloat16 or float16"
                 )
             self._layers[name] = layer
+        self._heads = self._fused_heads()
         whole = all(layer.impl.sliding_window == _NO_WINDOW for layer in self._layers.values())
         planning = all(layer.impl.vllm_flash_attn_version == _PLANNING_VERSION for layer in self._layers.values())
         self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
@@ -111,9 +114,24 @@ class DraftModel:
         size = torch.empty(0, dtype=self.config.model_config.dtype).element_size()
         return sum(2 * layer.num_kv_heads * layer.head_size * size for layer in self._layers.values())
 
-    def bind_cache(self, num_blocks: int, block_size: int) -> None:
+    def _fused_heads(self) -> Heads | None:
+        """What the kernel of draft steps needs to know, None without it. Raises ConfigError for layers it has no shape for."""
+        if self.config.attention_config.backend != AttentionBackendEnum[NAME]:
+            return None
+        shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_size) for layer in self._layers.values()}
+        plain = all(isinstance(layer.impl, DraftAttention) and layer.impl.plain for layer in self._layers.values())
+        heads = Heads(*shapes.pop(), torch.cuda.get_device_properties(self.device).multi_processor_count)
+        if shapes or not plain or not heads.supported:
+            raise ConfigError(
+                f"--drafter-attention fused cannot run the draft model {self.config.model_config.model}: it needs layers that are alike, "
+                "with plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
+            )
+        return heads
+
+    def bind_cache(self, num_blocks: int, block_size: int, max_num_reqs: int) -> None:
         """Allocate the KV cache; block ids are the target's."""
         self._block_size = block_size
+        self._fused = None if self._heads is None else (self._heads, self._heads.scratch(max_num_reqs, self.device))
         self._caches = []
         for layer in self._layers.values():
             shape = (num_blocks, block_size, layer.num_kv_heads, 2 * layer.head_size)
@@ -146,17 +164,21 @@ class DraftModel:
         for calls with the same few tokens for each request, which are captured.
         """
         num_tokens = ids.shape[0]
-        metadata = FlashAttentionMetadata(
-            num_actual_tokens=num_tokens,
-            max_query_len=max_query_len,
-            query_start_loc=query_start_loc,
-            max_seq_len=max_seq_len,
-            seq_lens=seq_lens,
-            block_table=table,
-            slot_mapping=slots,
-            scheduler_metadata=self._plan(query_start_loc, seq_lens, max_query_len, max_seq_len) if planned else None,
-            max_num_splits=self._splits if planned else 0,
-        )
+        metadata: DraftStep | FlashAttentionMetadata
+        if planned and self._fused is not None:
+            metadata = DraftStep(*self._fused, table, seq_lens, slots)
+        else:
+            metadata = FlashAttentionMetadata(
+                num_actual_tokens=num_tokens,
+                max_query_len=max_query_len,
+                query_start_loc=query_start_loc,
+                max_seq_len=max_seq_len,
+                seq_lens=seq_lens,
+                block_table=table,
+                slot_mapping=slots,
+                scheduler_metadata=self._plan(query_start_loc, seq_lens, max_query_len, max_seq_len) if planned else None,
+                max_num_splits=self._splits if planned else 0,
+            )
         by_layer = dict.fromkeys(self._layers, metadata)
         with (
             self._environment(),

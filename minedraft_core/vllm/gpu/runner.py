@@ -76,7 +76,7 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._leads:
             assert self._layout.drafter is not None
             drafter = torch.device("cuda", self._layout.drafter)
-            config = draft_config(self.vllm_config, drafter, compiled=self._config.drafter.compiled)
+            config = draft_config(self.vllm_config, drafter, self._config.drafter)
             with torch.cuda.device(drafter):
                 self._model = DraftModel(config, drafter, group)
             engine = LookaheadEngine if self._config.speculative.force_pearl else DraftEngine

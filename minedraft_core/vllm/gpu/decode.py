@@ -1,0 +1,279 @@
+"""Attention of a draft step in one kernel: it writes the KV of the step's tokens and attends to them and to all before them.
+
+A draft step has one or two new tokens a request. General kernels write the cache, spread the work and combine its parts in launches of
+their own, which in a small model takes longer than reading the KV. Here each program takes one request, one KV head and one part of the
+context; the part that ends last combines them (the online softmax of FlashAttention, arXiv 2205.14135, and the split of FlashDecoding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_QUERIES = 2
+_BLOCK = 64
+_SHORTEST_PART = 256
+_MOST_PARTS = 8
+_LEAST_ROWS = 16  # of a product on tensor cores
+_LOG2_E = 1.4426950408889634
+LAUNCH = {"num_warps": 4, "num_stages": 3}
+
+
+@triton.jit
+def _decode_kernel(
+    query,
+    key,
+    value,
+    cache,
+    output,
+    table,
+    seq_lens,
+    slots,
+    part_sums,
+    part_stats,
+    arrived,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    output_stride,
+    cache_block_stride,
+    cache_head_stride,
+    cache_token_stride,
+    table_stride,
+    QUERIES: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SHORTEST: tl.constexpr,
+):
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    past = tl.maximum(tl.load(seq_lens + request) - QUERIES, 0)
+    parts = tl.minimum(tl.maximum(tl.cdiv(past, SHORTEST), 1), PARTS)
+    if part < parts:
+        row = tl.arange(0, ROWS)
+        column = tl.arange(0, HEAD)
+        token = row // GROUP
+        live = token < QUERIES
+        query_head = head * GROUP + row % GROUP
+        first = request.to(tl.int64) * QUERIES
+        query_at = query + (first + token)[:, None] * query_stride + query_head[:, None] * HEAD + column[None, :]
+        queries = tl.load(query_at, mask=live[:, None], other=0.0)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        sums = tl.zeros([ROWS, HEAD], tl.float32)
+
+        if part == 0:
+            for new in tl.static_range(QUERIES):
+                keys = tl.load(key + (first + new) * key_stride + head * HEAD + column)
+                values = tl.load(value + (first + new) * value_stride + head * HEAD + column)
+                slot = tl.load(slots + first + new)
+                if slot >= 0:
+                    written = cache + (slot // PAGE) * cache_block_stride + head * cache_head_stride + (slot % PAGE) * cache_token_stride
+                    tl.store(written + column, keys)
+                    tl.store(written + HEAD + column, values)
+                score = tl.sum(queries.to(tl.float32) * keys.to(tl.float32)[None, :], axis=1) * scale
+                # Every row sees the first new token, so that its maximum is finite from here on.
+                score = tl.where(token >= new, score, float("-inf")) if new > 0 else score
+                higher = tl.maximum(top, score)
+                faded = tl.exp2(top - higher)
+                weight = tl.exp2(score - higher)
+                total = total * faded + weight
+                sums = sums * faded[:, None] + weight[:, None] * values.to(tl.float32)[None, :]
+                top = higher
+
+        length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
+        end = tl.minimum((part + 1) * length, past)
+        for start in range(part * length, end, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            inside = at < end
+            block = tl.load(table + request.to(tl.int64) * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
+            base = block * cache_block_stride + head * cache_head_stride + (at % PAGE) * cache_token_stride
+            keys = tl.load(cache + base[None, :] + column[:, None], mask=inside[None, :], other=0.0)
+            values = tl.load(cache + base[:, None] + HEAD + column[None, :], mask=inside[:, None], other=0.0)
+            scores = tl.dot(queries, keys) * scale
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            faded = tl.exp2(top - higher)
+            weights = tl.exp2(scores - higher[:, None])
+            total = total * faded + tl.sum(weights, axis=1)
+            sums = sums * faded[:, None] + tl.dot(weights.to(values.dtype), values)
+            top = higher
+
+        output_at = output + (first + token)[:, None] * output_stride + query_head[:, None] * HEAD + column[None, :]
+        if parts == 1:
+            tl.store(output_at, (sums / total[:, None]).to(output.dtype.element_ty), mask=live[:, None])
+        else:
+            pair = request * tl.num_programs(1) + head
+            mine = (pair * PARTS + part).to(tl.int64) * ROWS
+            tl.store(part_sums + (mine + row)[:, None] * HEAD + column[None, :], sums)
+            tl.store(part_stats + 2 * (mine + row), top)
+            tl.store(part_stats + 2 * (mine + row) + 1, total)
+            # All threads have stored before one of them tells.
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
+            if before == parts - 1:
+                top = tl.full([ROWS], float("-inf"), tl.float32)
+                total = tl.zeros([ROWS], tl.float32)
+                sums = tl.zeros([ROWS, HEAD], tl.float32)
+                # The first part has the new tokens, so its maximum is finite.
+                for other in range(parts):
+                    theirs = (pair * PARTS + other).to(tl.int64) * ROWS
+                    their_top = tl.load(part_stats + 2 * (theirs + row), cache_modifier=".cg")
+                    their_total = tl.load(part_stats + 2 * (theirs + row) + 1, cache_modifier=".cg")
+                    their_sums = tl.load(part_sums + (theirs + row)[:, None] * HEAD + column[None, :], cache_modifier=".cg")
+                    higher = tl.maximum(top, their_top)
+                    faded = tl.exp2(top - higher)
+                    weight = tl.exp2(their_top - higher)
+                    total = total * faded + their_total * weight
+                    sums = sums * faded[:, None] + their_sums * weight[:, None]
+                    top = higher
+                tl.store(output_at, (sums / total[:, None]).to(output.dtype.element_ty), mask=live[:, None])
+                tl.store(arrived + pair, 0)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Where the parts of a context meet, on one device. Used by one launch after the other; `arrived` is zero between them.
+
+    sums float32 [parts in flight, rows, head], stats float32 [parts in flight, rows, 2], arrived int32 [requests x KV heads].
+    """
+
+    sums: torch.Tensor
+    stats: torch.Tensor
+    arrived: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What is the same in all layers."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    multiprocessors: int
+
+    @property
+    def supported(self) -> bool:
+        """Whether the kernel has a shape for these."""
+        return self.head_size in (16, 32, 64, 128, 256)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a program: a power of two."""
+        return max(_LEAST_ROWS, triton.next_power_of_2(MAX_QUERIES * self.num_heads // self.num_kv_heads))
+
+    def parts(self, num_reqs: int) -> int:
+        """Most parts of a context: about two programs a multiprocessor."""
+        room = 2 * self.multiprocessors // (num_reqs * self.num_kv_heads)
+        return next(parts for parts in (_MOST_PARTS, 4, 2, 1) if parts <= max(1, room))
+
+    def constants(self, num_reqs: int, num_queries: int, block_size: int) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {
+            "QUERIES": num_queries,
+            "GROUP": self.num_heads // self.num_kv_heads,
+            "HEAD": self.head_size,
+            "PAGE": block_size,
+            "BLOCK": _BLOCK,
+            "ROWS": self.rows,
+            "PARTS": self.parts(num_reqs),
+            "SHORTEST": _SHORTEST_PART,
+        }
+
+    def scratch(self, max_num_reqs: int, device: torch.device) -> Scratch:
+        """Room for every batch of up to `max_num_reqs` requests."""
+        parts = max(num_reqs * self.num_kv_heads * self.parts(num_reqs) for num_reqs in range(1, max_num_reqs + 1))
+        return Scratch(
+            torch.zeros(parts, self.rows, self.head_size, dtype=torch.float32, device=device),
+            torch.zeros(parts, self.rows, 2, dtype=torch.float32, device=device),
+            torch.zeros(max_num_reqs * self.num_kv_heads, dtype=torch.int32, device=device),
+        )
+
+
+def decode(
+    heads: Heads,
+    scratch: Scratch,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    output: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+) -> None:
+    """Write the KV of the new tokens and attend causally. The same number of new tokens, 1 or 2, for every request.
+
+    query [tokens, heads, head], key and value [tokens, KV heads, head], output like query; heads of a token are contiguous. cache
+    [blocks, KV heads, block, 2 head], keys before values. table int32 [requests, blocks], seq_lens int32 [requests] with the new tokens,
+    slots int64 [tokens], negative where nothing may be written.
+    """
+    num_reqs = seq_lens.shape[0]
+    _decode_kernel[(num_reqs, heads.num_kv_heads, heads.parts(num_reqs))](
+        query,
+        key,
+        value,
+        cache,
+        output,
+        table,
+        seq_lens,
+        slots,
+        scratch.sums,
+        scratch.stats,
+        scratch.arrived,
+        scale * _LOG2_E,
+        query.stride(0),
+        key.stride(0),
+        value.stride(0),
+        output.stride(0),
+        cache.stride(0),
+        cache.stride(1),
+        cache.stride(2),
+        table.stride(0),
+        **heads.constants(num_reqs, query.shape[0] // num_reqs, cache.shape[2]),
+        **LAUNCH,
+    )
+
+
+def decode_reference(
+    heads: Heads,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    output: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+) -> None:
+    """`decode` in plain torch, in float32."""
+    num_reqs, page, size = seq_lens.shape[0], cache.shape[2], heads.head_size
+    queries = query.shape[0] // num_reqs
+    for token in range(query.shape[0]):
+        slot = int(slots[token])
+        if slot >= 0:
+            cache[slot // page, :, slot % page, :size] = key[token]
+            cache[slot // page, :, slot % page, size:] = value[token]
+    group = heads.num_heads // heads.num_kv_heads
+    for request in range(num_reqs):
+        past = max(0, int(seq_lens[request]) - queries)
+        at = torch.arange(past, device=cache.device)
+        context = cache[table[request, at // page].long(), :, at % page].float()
+        for new in range(queries):
+            token = request * queries + new
+            mine = slice(request * queries, token + 1)
+            keys = torch.cat([context[..., :size], key[mine].float()]).repeat_interleave(group, dim=1)
+            values = torch.cat([context[..., size:], value[mine].float()]).repeat_interleave(group, dim=1)
+            weights = torch.einsum("hd,nhd->hn", query[token].float(), keys).mul(scale).softmax(dim=-1)
+            output[token] = torch.einsum("hn,nhd->hd", weights, values).to(output.dtype)
