@@ -145,6 +145,9 @@ class DrafterConfig(BaseModel):
     attention: Literal["flash", "fused"] = Field(
         default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
     )
+    steps_ahead: int | None = Field(
+        default=None, ge=0, description="for tests on GPUs: draft steps that `pearl` goes ahead; none: as many as the times allow"
+    )
     synthetic_acceptance_length: float | None = Field(
         default=None, ge=1, description="for benchmarks on GPUs: mean acceptance length, whatever is drafted"
     )

@@ -63,7 +63,7 @@ class TableModel:
         self._table = table
         self.vocab_size = table.shape[0]
 
-    def bind_cache(self, num_blocks: int, block_size: int) -> None:
+    def bind_cache(self, num_blocks: int, block_size: int, max_num_reqs: int) -> None:
         pass
 
     def hidden(self, ids: torch.Tensor, *_inputs: Any, planned: bool) -> torch.Tensor:

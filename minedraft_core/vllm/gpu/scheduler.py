@@ -62,6 +62,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         if self.num_drafts:
             self.mode = _mode_of(config.speculative)
         self._looks_ahead = self.mode is Mode.PEARL
+        self._fixed_steps_ahead = config.drafter.steps_ahead
         if self._looks_ahead:
             # Drafts made ahead need blocks, too: the token after a draft, and the next draft.
             self.num_lookahead_tokens += self.num_spec_tokens + 1
@@ -113,10 +114,15 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
 
     def _steps_ahead(self) -> int:
         """How far the drafter goes ahead after the draft that this pass orders, from the times of late."""
-        if self.mode is not Mode.PEARL or not self._verify_us or not self._draft_us:
+        if self.mode is not Mode.PEARL:
+            return 0
+        most = self.num_drafts + 1
+        if self._fixed_steps_ahead is not None:
+            return min(most, self._fixed_steps_ahead)
+        if not self._verify_us or not self._draft_us:
             return 0
         step_us = median(self._draft_us) / self.num_spec_tokens
-        return min(self.num_drafts + 1, steps_ahead(median(self._verify_us), step_us, self.num_spec_tokens))
+        return min(most, steps_ahead(median(self._verify_us), step_us, self.num_spec_tokens))
 
     def _obey(self, order: ModeOrder) -> None:
         """Change mode and number of drafts. What is drafted and under way is verified as it was scheduled."""
