@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -16,8 +17,9 @@ from minedraft_core.vllm.args import runs_on_cpu
 from tests.gpu.check.basics import TIGHT, TWIN, _compare, _report_waiting, by_position, decode, engine, quick, sample, summary
 from tests.gpu.check.findings import attempt, figure, say
 
-HITS = 0.9  # of the drafts made ahead by a drafter that is the target
+HITS = 0.7  # of the drafts made ahead by a drafter with the target's tokens; less than all, see TWIN
 SLOWER = 1.03  # of the time of a round, at most, where every chain is a miss
+WAIT_MS = 0.3  # for drafts that were made ahead, at most
 DEPTH = 7  # times as many layers
 
 
@@ -81,14 +83,11 @@ def _twins(arguments, target: str) -> None:
                 records = sample(running, prompts, 160, temperatures)
                 drafts, accepted = by_position(records, arguments.k)
                 hits, misses, _ = shares(records)
-                looked = hits + misses > 0
                 rates = " ".join(f"{share:.3f}" for share in accepted)
-                good = (
-                    accepted[-1] >= TWIN
-                    and looked
-                    and (concurrency > 1 or hits >= HITS * (hits + misses) * (TWIN if temperatures[1:] else 1))
-                )
+                good = accepted[-1] >= TWIN and hits > 0
                 say(good, f"{name}, {kind}: {drafts} drafts, accepted by position {rates}; {summary(records)}")
+                if kind == "greedy":
+                    say(hits >= HITS * (hits + misses), f"{name}: {hits} of {hits + misses} drafts made ahead were used")
 
 
 def _rounds(arguments, target: str, drafts: dict[str, str]) -> None:
@@ -99,11 +98,11 @@ def _rounds(arguments, target: str, drafts: dict[str, str]) -> None:
             plain, ahead = measured["sequential"], measured["pearl"]
             if plain is None or ahead is None:
                 continue
+            texts = [f"{found['round_ms']:.2f} ms a round, {found['tokens_per_second']:.0f} tokens/s" for found in (ahead, plain)]
             bound = plain["round_ms"] * SLOWER + 0.1
-            say(
-                ahead["round_ms"] <= bound,
-                f"{name}, C={concurrency}: a round {ahead['round_ms']:.2f} ms, sequential {plain['round_ms']:.2f} ms",
-            )
+            say(ahead["round_ms"] <= bound, f"{name}, C={concurrency}: {texts[0]}; sequential {texts[1]}")
+            if (name, concurrency) == ("always right", 1):
+                say(ahead["wait_ms"] <= WAIT_MS, f"{name}: the target waits {ahead['wait_ms']:.3f} ms for a draft made ahead")
 
 
 def _measured(arguments, target: str, draft: str, name: str, mode: str, concurrency: int) -> dict | None:
@@ -114,7 +113,7 @@ def _measured(arguments, target: str, draft: str, name: str, mode: str, concurre
         decode(running, prompts[:concurrency], 48, concurrency)
         _, records = decode(running, prompts[concurrency:], 256, concurrency)
         steps = [record for record in records if isinstance(record, StepRecord) and not record.is_prompt_run]
-        lasting = [after.start_us - before.start_us for before, after in zip(steps[8:], steps[9:], strict=False)]
+        lasting = [after.start_us - before.start_us for before, after in pairwise(steps[8:])]
         waits = [step.drafter_wait_us for step in steps if step.drafter_wait_us is not None]
         hits, misses, discarded = shares(records)
         found = {

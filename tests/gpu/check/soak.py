@@ -1,4 +1,4 @@
-"""Minutes of mixed load on little KV memory, with clients that leave and modes that change: all ends as asked, and nothing grows or slows."""
+"""Minutes of mixed load on little KV memory, with clients that leave and modes that change: all ends as asked, nothing grows or slows."""
 
 from __future__ import annotations
 
