@@ -40,8 +40,8 @@ def mark(
 ) -> None:
     """Write the field MARK of the packed rows, int32 [>= num_reqs, HEADER + blocks].
 
-    A chain can go on where the target accepted all it verified and the pass was no prompt's. Only drafts that took no part in the
-    verification may be kept: where one was rejected, vLLM has looked at those after it. idx_mapping: int64 [num_reqs]. num_rejected: int32
+    A chain can go on where the target accepted all it verified and the pass was no prompt's. So no draft is kept that took part in a
+    verification, where a verifier may have looked at it before it rejected one. idx_mapping: int64 [num_reqs]. num_rejected: int32
     [num_reqs]. num_computed, prefill_len: int32 [slots].
     """
     _mark_kernel[(idx_mapping.shape[0],)](out, out.stride(0), idx_mapping, num_rejected, num_computed, prefill_len)
