@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Two images from the lock files: `docker build --target cpu .` and `docker build --target gpu .`.
+# Images from the lock files: `docker build --target cpu .`, `docker build --target gpu .`, and of the load test `docker build --target loadtest .`.
 # To pin the base image to its content, pass --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:...
 
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
@@ -43,6 +43,30 @@ FROM base AS packages-gpu
 COPY requirements-gpu.lock /locks/
 RUN python -m venv /opt/minedraft \
     && pip install --no-cache-dir --no-deps -r /locks/requirements-gpu.lock
+
+FROM ${PYTHON_IMAGE} AS packages-loadtest
+COPY requirements-cpu.lock requirements-dev.lock /locks/
+# The locks say at which version, the wheel says what.
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    python -m venv /opt/minedraft \
+    && /opt/minedraft/bin/pip install --no-cache-dir -c /locks/requirements-cpu.lock -c /locks/requirements-dev.lock "$(ls /wheels/*.whl)[loadtest]"
+
+FROM ${PYTHON_IMAGE} AS loadtest
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /results --shell /usr/sbin/nologin minedraft \
+    && install -d -o minedraft -g minedraft -m 0750 /results
+ENV PATH=/opt/minedraft/bin:$PATH \
+    MPLCONFIGDIR=/tmp \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+COPY --from=packages-loadtest /opt/minedraft /opt/minedraft
+LABEL org.opencontainers.image.title="MineDraft (load test)" \
+      org.opencontainers.image.description="Load tests of an OpenAI-compatible server, with Locust" \
+      org.opencontainers.image.licenses="Apache-2.0"
+USER 10001:10001
+WORKDIR /results
+VOLUME /results
+EXPOSE 8089
+ENTRYPOINT ["minedraft", "loadtest"]
 
 FROM base AS cpu
 COPY --from=packages-cpu /opt/minedraft /opt/minedraft

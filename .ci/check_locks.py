@@ -90,7 +90,7 @@ def check(root: Path) -> list[str]:
     extras = project["optional-dependencies"]
     faults += unmet("minedraft", project["dependencies"] + extras["cpu"], run)
     faults += unmet("minedraft", project["dependencies"] + extras["gpu"], gpu)
-    faults += unmet("minedraft", extras["dev"] + extras["loadtest"], pins)
+    faults += unmet("minedraft", [need for name in ("dev", "loadtest", "datasets", "report") for need in extras[name]], pins)
     if faults := faults + not_installed(pins):
         return faults
     for name in pins:

@@ -41,9 +41,7 @@ class MineDraftConfig(BaseModel):
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
     force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides")
-    tetris: bool = Field(
-        default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS); on CPU"
-    )
+    tetris: bool = Field(default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS)")
     tetris_turn_on_batch_size: Annotated[int, Field(ge=0)] = Field(
         default=1,
         description="smallest batch that TETRIS works on, 0 or more; smaller ones are drafted for and verified as without it",
@@ -90,10 +88,11 @@ class MineDraftConfig(BaseModel):
         return self.num_speculative_tokens + (self.tetris_extra_proposals if self.tetris else 0)
 
     def check_on_gpus(self) -> None:
-        """Raise ConfigError for keys that only the CPU pipeline knows."""
-        for key in ("tetris", "draft_temperature"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(f"--speculative-config: {key!r} works on CPU only in this version: remove it")
+        """Raise ConfigError for what only the CPU pipeline knows."""
+        if self.force_pearl and self.tetris:
+            raise ConfigError("--speculative-config: 'tetris' does not go with 'force_pearl' on GPUs in this version: remove one of them")
+        if self.draft_temperature is not None:
+            raise ConfigError("--speculative-config: 'draft_temperature' works on CPU only in this version: remove it")
 
     @classmethod
     def parse(cls, source: str | dict[str, Any] | None) -> Self:

@@ -26,7 +26,7 @@ class FeedMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Feed(Protocol):
-    """Takes records from the engine loop; never blocks, never raises."""
+    """Takes records from the engine's threads; never blocks, never raises."""
 
     def push(self, records: Sequence[Record]) -> None:
         """Hand over the records of one step."""
@@ -48,7 +48,7 @@ class NoFeed:
 
 
 class FeedWriter:
-    """Pushes records to a ZeroMQ address."""
+    """Pushes records to a ZeroMQ address, from any thread."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -58,14 +58,16 @@ class FeedWriter:
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
         self._dropped = 0
+        self._turn = threading.Lock()
 
     def push(self, records: Sequence[Record]) -> None:
         """Send the records of one step, or count them as dropped where the queue is full."""
-        try:
-            self._socket.send(self._encoder.encode(FeedMessage(self._dropped, list(records))), zmq.NOBLOCK)
-            self._dropped = 0
-        except zmq.Again:
-            self._dropped += len(records)
+        with self._turn:
+            try:
+                self._socket.send(self._encoder.encode(FeedMessage(self._dropped, list(records))), zmq.NOBLOCK)
+                self._dropped = 0
+            except zmq.Again:
+                self._dropped += len(records)
 
     def close(self) -> None:
         """Give what is queued half a second to go out."""

@@ -168,6 +168,11 @@ class DraftSupervisor:
             reason = "late"
         return Gathered(drafts, inbox.late, lost, inbox.answers, self._clock() - begin, reason)
 
+    def look_after(self) -> None:
+        """Notice what became of the drafter, and start it anew where that is due; `order` and `gather` do so too."""
+        self._check()
+        self._receive(0.0)
+
     def forget(self, request_id: str) -> None:
         """Tell the drafter to free a request."""
         self._set_aside(request_id)

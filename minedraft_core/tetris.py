@@ -13,7 +13,7 @@ distributions are verified, drafts under TETRIS have to be the argmax, or be sco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +67,23 @@ class Everything:
 
 
 @dataclass(frozen=True)
+class Room:
+    """How many draft tokens of a batch are verified: at most `tokens`, and all where fewer than `turn_on` requests have drafts."""
+
+    tokens: int
+    turn_on: int
+
+    def kept(self, lengths: Collection[int]) -> int:
+        """Of drafts of these lengths."""
+        total = sum(lengths)
+        return min(total, self.tokens) if sum(length > 0 for length in lengths) >= self.turn_on else total
+
+    def most(self, max_requests: int, num_drafts: int) -> int:
+        """The most there can be."""
+        return max(self.tokens, min(self.turn_on - 1, max_requests) * num_drafts)
+
+
+@dataclass(frozen=True)
 class Tetris:
     """`extra` further tokens are drafted for batches of at least `turn_on` requests, and the best of the batch are verified.
 
@@ -90,9 +107,12 @@ class Tetris:
         lengths = [len(draft.tokens) for draft in drafts.values()]
         width = max(lengths)
         padded = [[*draft.logprobs, *[0.0] * (width - len(draft.logprobs))] for draft in drafts.values()]
-        capacity = self.capacity or num_drafts * -(-self.max_requests // sides)
-        counts = choose(torch.tensor(padded), torch.tensor(lengths), capacity).tolist()
+        counts = choose(torch.tensor(padded), torch.tensor(lengths), self.room(num_drafts, sides).tokens).tolist()
         return {request_id: draft.tokens[:count] for (request_id, draft), count in zip(drafts.items(), counts, strict=True)}
+
+    def room(self, num_drafts: int, sides: int) -> Room:
+        """What is verified of a batch."""
+        return Room(self.capacity or num_drafts * -(-self.max_requests // sides), max(1, self.turn_on))
 
     def _works(self, batch: int) -> bool:
         return batch >= max(1, self.turn_on)

@@ -125,7 +125,8 @@ class TraceStep(msgspec.Struct, frozen=True, tag="step"):
 
     `measured_*_time` are seconds; `measured_draft_time` is what the drafts verified here took the drafter, `measured_overhead_time`
     is what the engine loop spent on scheduling and bookkeeping. `gap_us` is how long the target was idle since its previous pass while
-    requests ran, none where none ran. `side` is -1 where no side was due.
+    requests ran, none where none ran. `side` is -1 where no side was due. `drafter_wait_us` is how long the step waited for the
+    drafter, none where no draft was due. `drafts` holds (drafted, accepted) for each verified draft.
     """
 
     step: int
@@ -146,26 +147,28 @@ class TraceStep(msgspec.Struct, frozen=True, tag="step"):
     measured_target_time: float
     measured_overhead_time: float
     gap_us: int | None
+    num_speculative_tokens: int
+    drafter_wait_us: int | None
+    drafts: list[tuple[int, int]]
 
 
 class StepRecord(TraceStep, frozen=True, tag="step"):
     """A pass with what the metrics need besides the trace.
 
-    `side_requests` are the running requests of each side. `drafter_wait_us` is how long the step waited for the drafter, none where
-    no draft was due. `drafts` holds (drafted, accepted) for each verified draft; `dropped` counts draft tokens that were not
-    verified, by reason. `fallback_reason` says why due drafts were missing.
+    `side_requests` are the running requests of each side. `dropped` counts draft tokens that were not verified, by reason.
+    `fallback_reason` says why due drafts were missing.
     """
 
-    num_speculative_tokens: int
     side_requests: tuple[int, int]
-    drafter_wait_us: int | None
-    drafts: list[tuple[int, int]]
     dropped: dict[str, int]
     fallback_reason: str | None = None
 
 
 class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
-    """One finished request (each choice of an n > 1 request is one). `first_token_us` is 0 where no token came."""
+    """One finished request (each choice of an n > 1 request is one).
+
+    `first_token_us` is 0 where no token came; `scheduled_us`, when its prompt was first scheduled, is 0 where that is not known.
+    """
 
     request_id: str
     start_us: int
@@ -174,6 +177,16 @@ class RequestRecord(msgspec.Struct, frozen=True, tag="request"):
     prompt_len: int
     gen_len: int
     finish_reason: str
+    scheduled_us: int = 0
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A request of a measurement, which gets exactly `max_tokens` tokens; `seed` makes a sample repeatable, none leaves it to chance."""
+
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
 
 
 class DraftRecord(msgspec.Struct, frozen=True, tag="drafted"):

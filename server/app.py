@@ -11,7 +11,6 @@ from importlib.metadata import version as distribution_version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -21,11 +20,12 @@ from server.chat import ChatEndpoint
 from server.chat_protocol import ChatRequest
 from server.chat_responses import ChatChunk, ChatCompletion
 from server.completions import CompletionEndpoint
+from server.counting import RequestCounter
 from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
 from server.limits import KeyLimits
-from server.middleware import REQUEST_ID_HEADER, ApiKeys, RequestContext
+from server.middleware import REQUEST_ID_HEADER, ApiKeys, CrossOrigin, RequestContext
 from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
@@ -90,16 +90,17 @@ def create_app(
     app.include_router(tokenization_router(Tokenization(engine, renderer), models, settings.max_body_bytes))
     app.include_router(model_router(models, model.model, model.max_model_len, int(time.time())))
     app.include_router(health_router(engine, lifecycle, version))
-    app.include_router(metrics_router(registries))
+    counter = RequestCounter(app.routes, GENERATING_PATHS)
+    app.include_router(metrics_router([*registries, counter.registry]))
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(APIError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_middleware(app, settings)
+    _add_middleware(app, settings, counter)
     return app
 
 
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
+def _add_middleware(app: FastAPI, settings: Settings, counter: RequestCounter) -> None:
     # The last one added is the outermost.
     per_key = (settings.max_concurrent_per_key, settings.max_requests_per_minute_per_key)
     if settings.api_key and any(per_key):
@@ -110,13 +111,13 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths, pages=dashboard.PATHS)
     if settings.cors_allow_origins:
         app.add_middleware(
-            CORSMiddleware,
+            CrossOrigin,
             allow_origins=list(settings.cors_allow_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID_HEADER, IGNORED_FIELDS_HEADER],
         )
-    app.add_middleware(RequestContext, access_log=settings.access_log)
+    app.add_middleware(RequestContext, counter=counter, access_log=settings.access_log)
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

@@ -12,9 +12,12 @@ from typing import Annotated
 
 import typer
 
+from loadtest.cli import datasets_app, loadtest_app
 from minedraft_core.bench.cli import bench_app
 from minedraft_core.config import ConfigError
 from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
+from minedraft_core.experiments.cli import experiment
+from minedraft_core.report.cli import trace_app
 
 _USAGE_ERROR = 2
 
@@ -27,6 +30,10 @@ app = typer.Typer(
 models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(trace_app, name="trace")
+app.command("experiment")(experiment)
+app.add_typer(loadtest_app, name="loadtest")
+app.add_typer(datasets_app, name="datasets")
 drafter_app = typer.Typer(help="Draft models.", no_args_is_help=True)
 app.add_typer(drafter_app, name="drafter")
 
@@ -80,6 +87,19 @@ def serve(context: typer.Context) -> None:
 
         code = asyncio.run(run(settings, engine_arguments))
     raise typer.Exit(code)
+
+
+def _print_versions(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *, _: Annotated[bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print the versions and end.")] = False
+) -> None:
+    """What stands before a command."""
 
 
 @app.command()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.errors import APIError, bad_request
@@ -17,6 +19,8 @@ _LONGEST_PROBE_SECONDS = 5.0
 _PROBE = b"HTTP/1.1 102 Processing\r\n\r\n"
 # Bytes of a head, or of what frames a body, that may come before they make sense. The transport reads 256 KiB at a time.
 _MOST_UNPARSED = 64 * 1024
+# What asks to go on in another protocol: headers, and options of the header `connection`.
+_WISHES = (b"upgrade", b"http2-settings")
 
 
 class HalfClosableProtocol(HttpToolsProtocol):
@@ -30,6 +34,7 @@ class HalfClosableProtocol(HttpToolsProtocol):
     # The cycle whose response is due; `cycle` is the one read last, and with pipelined requests that one waits.
     _running: Any = None
     _unparsed = 0
+    _data = b""
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,6 +45,7 @@ class HalfClosableProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came. A head without end would be kept whole otherwise, and one that stalls would keep its connection."""
         self._unparsed += len(data)
+        self._data = data
         super().data_received(data)
         if self._unparsed > _MOST_UNPARSED and not self.transport.is_closing():
             message = f"the request's head or trailer is larger than {_MOST_UNPARSED} bytes; send less"
@@ -47,9 +53,10 @@ class HalfClosableProtocol(HttpToolsProtocol):
         self._watch()
 
     def on_headers_complete(self) -> None:
-        """A head is parsed."""
+        """A head is parsed. One that asks to change the protocol is parsed a second time."""
         self._unparsed = 0
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of a body is parsed."""
@@ -59,11 +66,29 @@ class HalfClosableProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request is parsed."""
         self._unparsed = 0
-        super().on_message_complete()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
         self._refuse(bad_request(f"{msg.rstrip('.')}; send HTTP/1.1", code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Answer as if the request asked for no other protocol (RFC 9110, section 7.8); Java's client asks for HTTP/2 with every request.
+
+        The parser takes all that follows such a head for the other protocol, so a new one gets the head without the wish, and the rest.
+        """
+        stopped = sys.exception()
+        assert isinstance(stopped, HttpParserUpgrade)
+        method, version, rest = self.parser.get_method(), self.parser.get_http_version(), self._data[stopped.args[0] :]
+        if method == b"CONNECT":
+            self._refuse(bad_request("this server is no proxy; send it other methods than CONNECT", code="invalid_http"))
+            return
+        kept = [(name, _without_wishes(value) if name == b"connection" else value) for name, value in self.headers if name not in _WISHES]
+        head = [b"%b %b HTTP/%b\r\n" % (method, self.url, version.encode()), *(b"%b: %b\r\n" % header for header in kept), b"\r\n"]
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"".join([*head, rest]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the running request that its client is gone, though others wait behind it."""
@@ -123,8 +148,18 @@ class HalfClosableProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: APIError) -> None:
         """Close the connection, with `error` where it cannot fall into a response."""
-        if self._running is None or self._running.response_complete:
+        running = self._running
+        in_body = running is not None and running is self.cycle and running.more_body and not running.response_started
+        if in_body:
+            # Its own answer would come after this one.
+            running.disconnected = True
+            running.message_event.set()
+        if in_body or running is None or running.response_complete:
             body = error.body()
             head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
+
+
+def _without_wishes(connection: bytes) -> bytes:
+    return b",".join(option for option in connection.split(b",") if option.strip().lower() not in _WISHES)

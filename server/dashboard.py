@@ -17,7 +17,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from minedraft_core.feed import FeedMessage
-from minedraft_core.types import DrafterRecord, DraftRecord, ModeRecord, StepRecord, now_us
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, ModeRecord, StepRecord, now_us
 
 PATHS = ("/dashboard", "/dashboard/events")
 _SECONDS = 12
@@ -49,6 +49,17 @@ class Drafting(msgspec.Struct, frozen=True, array_like=True):
     hidden_us: int
 
 
+class Ahead(msgspec.Struct, frozen=True, array_like=True):
+    """What was drafted ahead, in `pearl`; times in microseconds. A draft hits where the target accepts all that it builds on."""
+
+    start_us: int
+    end_us: int
+    hidden_us: int
+    hits: int
+    misses: int
+    discarded: int
+
+
 class State(msgspec.Struct, frozen=True):
     """What holds now. `drafter_up` is none while nothing was heard of a drafter; `sides` are running requests."""
 
@@ -66,6 +77,7 @@ class Update(msgspec.Struct, frozen=True):
     state: State
     passes: list[Pass]
     draftings: list[Drafting]
+    aheads: list[Ahead]
 
 
 class Dashboard:
@@ -76,7 +88,7 @@ class Dashboard:
         self._clock = clock
         self._lock = threading.Lock()
         self._state = State()
-        self._recent: deque[Pass | Drafting] = deque(maxlen=_MOST_RECORDS)
+        self._recent: deque[Pass | Drafting | Ahead] = deque(maxlen=_MOST_RECORDS)
         self._total = 0
 
     def __call__(self, message: FeedMessage) -> None:
@@ -89,6 +101,8 @@ class Dashboard:
                         self._state = msgspec.structs.replace(self._state, sides=record.side_requests)
                     case DraftRecord():
                         self._keep(Drafting(record.start_us, record.end_us, record.hidden_us))
+                    case LookaheadRecord():
+                        self._keep(Ahead(record.start_us, record.end_us, record.hidden_us, record.hits, record.misses, record.discarded))
                     case DrafterRecord():
                         restarts = self._state.restarts + record.restarted
                         self._state = msgspec.structs.replace(self._state, drafter_up=record.up, restarts=restarts)
@@ -107,9 +121,10 @@ class Dashboard:
         now = self._clock()
         recent = [record for record in records if record.end_us > now - _SECONDS * 1_000_000]
         passes = [record for record in recent if isinstance(record, Pass)]
-        return Update(now, state, passes, [record for record in recent if isinstance(record, Drafting)]), total
+        draftings = [record for record in recent if isinstance(record, Drafting)]
+        return Update(now, state, passes, draftings, [record for record in recent if isinstance(record, Ahead)]), total
 
-    def _keep(self, record: Pass | Drafting) -> None:
+    def _keep(self, record: Pass | Drafting | Ahead) -> None:
         self._recent.append(record)
         self._total += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import signal
 import tempfile
@@ -20,6 +22,7 @@ from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
+from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
@@ -27,10 +30,12 @@ from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, w
 from server.admin import admin_router
 from server.app import create_app
 from server.dashboard import Dashboard, dashboard_router
-from server.lifecycle import Lifecycle, bind, check_tls, serve
+from server.lifecycle import FLUSH_SECONDS, Lifecycle, bind, check_tls, serve
 from server.logs import log_drafter
 from server.rendering import check_chat
 from server.settings import Settings
+
+_logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 # 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
@@ -57,6 +62,8 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         check_tls(settings)
         sock = stack.enter_context(bind(settings))
+        if settings.free_gpus is not None:
+            take_gpus(settings.free_gpus, os.environ, _logger.info)
         embedded = settings.model is None
         settings = with_embedded(settings)
         dashboard = Dashboard()
@@ -77,6 +84,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
         engine = start_engine(args)
+        stack.callback(_logger.info, "the server has ended")
         stack.callback(engine.shutdown)
         reader.start()
         stack.callback(reader.close)
@@ -135,6 +143,9 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
         # vLLM checks each request against every backend in turn, one of which unrolls counts until memory is gone, and then compiles all
         # requests with the backend of the first.
         args = replace(args, structured_outputs_config=replace(args.structured_outputs_config, backend="xgrammar"))
+    if not args.shutdown_timeout:
+        # A terminal and systemd send their signal to the engine's process too. It then finishes what runs, as the server does.
+        args = replace(args, shutdown_timeout=math.ceil(settings.drain_timeout + FLUSH_SECONDS))
     if args.otlp_traces_endpoint is not None and args.disable_log_stats:
         raise ConfigError("--otlp-traces-endpoint: spans are made of vLLM's statistics, which --disable-log-stats turns off; remove one")
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization

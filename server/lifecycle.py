@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import ssl
 import time
@@ -22,19 +23,21 @@ from server.settings import Settings, flag
 _logger = logging.getLogger("minedraft.server")
 
 # Seconds that stopped requests get to send their last bytes.
-_FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 60
 
 
 class Lifecycle:
-    """Whether new work is taken, and when the server has nothing left to do."""
+    """Whether new work is taken, and when the server has nothing left to do. `failed` is set where the engine's death is the reason."""
 
     def __init__(self, engine: Engine, drain_timeout: float) -> None:
         self.flights = Flights()
         self._engine = engine
         self._drain_timeout = drain_timeout
         self._deadline: float | None = None
+        self._cause: str | None = None
         self._stopped = False
+        self.failed = False
 
     @property
     def draining(self) -> bool:
@@ -53,18 +56,26 @@ class Lifecycle:
         if self.draining:
             raise unavailable("the server is shutting down and takes no new requests", "shutting_down")
 
-    def drain(self, now: float) -> None:
-        """Take no new work; what runs may go on for the drain timeout. `now` is monotonic time in seconds."""
+    def drain(self, now: float, cause: str = "told to end") -> None:
+        """Take no new work; what runs may go on for the drain timeout. `now` is monotonic time in seconds, `cause` is for the log."""
         if self._deadline is None:
             self._deadline = now + self._drain_timeout
+            # Logged by the next tick: this may run in a signal's handler, in the midst of another line.
+            self._cause = cause
 
     def tick(self, now: float) -> bool:
         """Move on to where things should be at `now`; true when the server can end."""
         if self.engine_dead and not self.draining:
             _logger.critical("the engine has stopped; shutting down")
-            self._deadline = now + _FLUSH_SECONDS
+            self.failed = True
+            self._deadline = now + FLUSH_SECONDS
         if self._deadline is None:
             return False
+        if self._cause is not None:
+            _logger.info(
+                "%s: no new requests are taken; %d running may go on for at most %g s", self._cause, len(self.flights), self._drain_timeout
+            )
+            self._cause = None
         if not self.flights:
             return True
         if now < self._deadline:
@@ -74,7 +85,7 @@ class Lifecycle:
         _logger.warning("the drain timeout is over; ending %d requests", len(self.flights))
         self.flights.stop_all()
         self._stopped = True
-        self._deadline = now + _FLUSH_SECONDS
+        self._deadline = now + FLUSH_SECONDS
         return False
 
 
@@ -86,6 +97,7 @@ class HTTPServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=HalfClosableProtocol,
+                ws="none",
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
                 ssl_ca_certs=None if settings.ssl_ca_certs is None else str(settings.ssl_ca_certs),
@@ -96,7 +108,7 @@ class HTTPServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(_FLUSH_SECONDS),
+                timeout_graceful_shutdown=int(FLUSH_SECONDS),
             )
         )
         self._lifecycle = lifecycle
@@ -104,13 +116,13 @@ class HTTPServer(uvicorn.Server):
     @property
     def exit_code(self) -> int:
         """0 after a signal, 1 after the engine's death."""
-        return 1 if self._lifecycle.engine_dead else 0
+        return 1 if self._lifecycle.failed else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, end on the second."""
         if self._lifecycle.draining:
             self.should_exit = self.force_exit = True
-        self._lifecycle.drain(time.monotonic())
+        self._lifecycle.drain(time.monotonic(), signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to end."""
@@ -164,4 +176,5 @@ async def serve(app: FastAPI, lifecycle: Lifecycle, settings: Settings, sock: so
     scheme = "http" if settings.ssl_certfile is None else "https"
     _logger.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[sock])
+    _logger.info("HTTP has ended; the engine is stopped")
     return server.exit_code

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from minedraft_core.config import ConfigError
-from server.settings import ENV_PREFIX, Settings, flag
+from server.settings import ENV_PREFIX, Settings, flag, meaning
 
 _CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 # Kubernetes sets these for a service named "minedraft".
@@ -64,7 +64,7 @@ def load_settings(argv: Sequence[str]) -> tuple[Settings, list[str]]:
 
 def _help(field: FieldInfo) -> str:
     default = "" if field.default in (None, ()) else f" (default: {field.default})"
-    return f"{field.description}{default}".replace("%", "%%")
+    return f"{meaning(field)}{default}".replace("%", "%%")
 
 
 def _action(field: FieldInfo) -> dict[str, Any]:

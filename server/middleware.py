@@ -10,10 +10,14 @@ import re
 import time
 import uuid
 from collections.abc import Iterable
+from http import HTTPStatus
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.counting import RequestCounter
 from server.errors import CLIENT_CLOSED, APIError, bad_request, from_engine
 from server.jobs import Tally
 
@@ -25,10 +29,11 @@ _BAD_ID = bad_request(f"{REQUEST_ID_HEADER} may hold 1 to 128 letters, digits an
 
 
 class RequestContext:
-    """Gives every request an id and a tally, logs it when it ends, and turns what nobody caught into a 500."""
+    """Gives every request an id and a tally, counts and logs it when it ends, and turns what nobody caught into a 500."""
 
-    def __init__(self, app: ASGIApp, *, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, *, counter: RequestCounter, access_log: bool) -> None:
         self._app = app
+        self._counter = counter
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,8 +64,22 @@ class RequestContext:
                 raise
             await from_engine(error).response()(scope, receive, send_with_id)
         finally:
+            self._counter.count(scope, status)
             if self._access_log:
                 _log(scope, status, time.monotonic() - started, request_id, tally)
+
+
+class CrossOrigin(CORSMiddleware):
+    """Starlette's CORS, whose refusals are error objects."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Whether a page of another origin may send its request."""
+        response = super().preflight_response(request_headers)
+        if response.status_code == HTTPStatus.OK:
+            return response
+        message = f"{bytes(response.body).decode()}; pages of the origins in --cors-allow-origins may send {', '.join(self.allow_methods)}"
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return APIError(response.status_code, message, code="cors_refused", headers=kept).response()
 
 
 class ApiKeys:

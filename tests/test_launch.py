@@ -133,3 +133,8 @@ def test_reasoning_parsers_are_checked_too() -> None:
     launch.check_chat(Settings(tool_call_parser="hermes"), "deepseek_r1")
     with pytest.raises(ConfigError, match="--reasoning-parser: 'no_such'"):
         launch.check_chat(Settings(), "no_such")
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [([], 10), (["--shutdown-timeout", "3"], 3)])
+def test_the_engine_drains_as_long_as_the_server(flags: list[str], seconds: int) -> None:
+    assert read_engine_args(Settings(model="m", drain_timeout=7.5), flags).shutdown_timeout == seconds

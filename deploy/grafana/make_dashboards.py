@@ -93,10 +93,14 @@ OVERVIEW: Rows = {
             highest=1,
         ),
         Graph(
-            "Failed and refused",
-            {"failed": rate("minedraft_requests_finished_total", 'reason="error"'), "refused": rate("vllm:admission_rejections_total")},
+            "Errors per second",
+            {
+                "{{status}}": rate("minedraft_http_requests_total", 'route=~"/v1/.*completions"', 'status=~"4..|5.."', by="status"),
+                "failed in the engine": rate("minedraft_requests_finished_total", 'reason="error"'),
+                "refused by the queue": rate("vllm:admission_rejections_total"),
+            },
             "reqps",
-            "Refused: the queue was full.",
+            "By HTTP status: 429 and 503 ask to come later, 499 is a client that left. A stream that fails in the engine has status 200.",
         ),
     ],
     "Memory": [

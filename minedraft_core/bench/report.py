@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from minedraft_core.bench.statistics import Figures
 from minedraft_core.overlap import parallel_over_sequential
 from minedraft_core.types import Mode
 
-_WIDTH = 148
+_WIDTH = 156
 DEFINITIONS = {
     "steady state": "All requests of a run are running, no prompt run is in progress, and every side had its turn since the last one.",
     "tokens_per_second": "Decode throughput: median over the runs of the tokens delivered in the steady state per second of it.",
@@ -31,6 +32,7 @@ DEFINITIONS = {
     "hidden_share": "Time of drafting during passes of the target over all time of drafting, drafting ahead too, in the steady state.",
     "acceptance_length": "1 + accepted tokens / visits, a visit being a request in a pass that verified drafts.",
     "verified_length": "Draft tokens verified / visits.",
+    "accepted_ratio": "With TETRIS: draft tokens accepted a visit over those of the same mode without it.",
     "lookahead_hits": "Share of the drafts made ahead that could be used, in pearl.",
     "gpus": "CUDA devices in use; with one more than the target's the drafter has a device of its own.",
     "native": "vLLM's own speculative decoding, V1 runner; what its passes take is not measured.",
@@ -72,6 +74,7 @@ class Row(msgspec.Struct, frozen=True):
     gpus: int = 0
     verified_length: float | None = None
     lookahead_hits: float | None = None
+    accepted_ratio: float | None = None
 
 
 class BenchmarkFile(msgspec.Struct, frozen=True):
@@ -136,7 +139,16 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         gpus=gpus,
         verified_length=figures.verified_length,
         lookahead_hits=figures.lookahead_hits,
+        accepted_ratio=_accepted_ratio(
+            figures, all_figures.get((replace(arm, name=arm.mode, tetris=False), concurrency)) if arm.tetris else None
+        ),
     )
+
+
+def _accepted_ratio(figures: Figures, full: Figures | None) -> float | None:
+    if full is None or figures.acceptance_length is None or full.acceptance_length is None or full.acceptance_length == 1:
+        return None
+    return (figures.acceptance_length - 1) / (full.acceptance_length - 1)
 
 
 def _acceptance(plan: Plan) -> str | None:
@@ -196,6 +208,7 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
         "predicted",
         "accepted",
         "verified",
+        "x full",
         "hits",
         "verify ms",
         "draft ms",
@@ -217,6 +230,7 @@ def table(plan: Plan, rows: Sequence[Row]) -> Table:
             _shown(row.predicted_ratio, 2),
             _shown(row.acceptance_length, 2),
             _shown(row.verified_length, 2),
+            _shown(row.accepted_ratio, 2),
             _shown(row.lookahead_hits, 2),
             _shown(row.verify_ms, 2),
             _shown(row.draft_ms, 2),
@@ -256,7 +270,9 @@ def _caption(plan: Plan) -> str:
     ]
     if any(arm.tetris for arm in plan.arms):
         capacity = f"{plan.tetris_capacity} tokens a batch" if plan.tetris_capacity else "k for each request of a full batch"
-        lines.append(f"TETRIS verifies {capacity}, out of k + {plan.tetris_extra} drafted for each request.")
+        lines.append(
+            f"TETRIS verifies {capacity}, out of k + {plan.tetris_extra} drafted for each request; x full is what it accepts of all."
+        )
     if plan.acceptance_length is not None:
         lines.append(f"Acceptance: synthetic, mean length {plan.acceptance_length:g}, whatever is drafted.")
     if plan.acceptance is not None:

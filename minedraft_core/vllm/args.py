@@ -59,6 +59,8 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if args.async_scheduling is False:
         raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
     config.speculative.check_on_gpus()
+    if config.speculative.tetris and args.enforce_eager:
+        raise ConfigError("--enforce-eager: 'tetris' needs CUDA graphs of the target on GPUs; remove one of the two")
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_GPU}.scheduler.MineDraftAsyncScheduler",
         "worker_cls": f"{_GPU}.worker.MineDraftWorker",
@@ -86,10 +88,13 @@ def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
     speculation: dict[str, Any] = {
         "method": "draft_model",
         "model": config.speculative.model,
-        "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "num_speculative_tokens": config.speculative.longest_draft,
         "draft_tensor_parallel_size": 1,
         "draft_sample_method": "probabilistic",
     }
+    if config.speculative.tetris:
+        # vLLM then prepares for batches that are trimmed on the device.
+        speculation["enable_adaptive_verification"] = True
     if config.drafter.synthetic_acceptance_length is not None:
         speculation |= {
             "rejection_sample_method": "synthetic",

@@ -16,10 +16,12 @@ from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.stats import RequestStateStats
 
 from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.control import ControlClient, ModeOrder
 from minedraft_core.feed import FeedMessage, FeedReader
-from minedraft_core.types import Record, Span, StepRecord, now_us
+from minedraft_core.types import Job, Record, RequestRecord, Span, StepRecord, now_us
 from minedraft_core.vllm.args import engine_parser, natively, runs_on_cpu, start_engine, with_pipeline
 
 _END_SECONDS = 30.0
@@ -33,11 +35,11 @@ def device_name() -> str:
     return "cpu" if runs_on_cpu() else str(current_platform.get_device_name())
 
 
-def engine_args(model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str]) -> AsyncEngineArgs:
+def engine_args(
+    model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str], command: str = "minedraft bench engine"
+) -> AsyncEngineArgs:
     """vLLM's arguments for these limits and further flags. Raises ConfigError for a flag or value that vLLM does not take."""
-    parser = engine_parser(
-        "minedraft bench engine", "`minedraft bench engine --help` lists the own options, `minedraft serve --help-engine` vLLM's"
-    )
+    parser = engine_parser(command, f"`{command} --help` lists the own options, `minedraft serve --help-engine` vLLM's")
     parser.set_defaults(model=model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, disable_log_stats=True)
     args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
     if args.max_num_seqs is not None and args.max_num_seqs < max_num_seqs:
@@ -50,9 +52,13 @@ def engine_args(model: str, max_num_seqs: int, max_model_len: int, arguments: Se
 class BenchEngine:
     """One engine, driven from one thread. `records` is filled by the feed's thread."""
 
-    def __init__(self, engine: AsyncLLM, runner: asyncio.Runner, records: list[Record]) -> None:
-        self._engine, self._runner, self._records = engine, runner, records
+    def __init__(self, engine: AsyncLLM, runner: asyncio.Runner, records: list[Record], control: ControlClient) -> None:
+        self._engine, self._runner, self._records, self._control = engine, runner, records, control
         self._taken = 0
+
+    def set_mode(self, order: ModeOrder) -> None:
+        """Change mode and number of draft tokens between two runs. Raises ConfigError for an order that is refused."""
+        self._control.set_mode(order)
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         """Token ids of the prompts, as a user's turn where the tokenizer has a chat template."""
@@ -98,6 +104,38 @@ class BenchEngine:
         async for output in self._engine.generate(TokensPrompt(prompt_token_ids=prompt), params.clone(), uuid.uuid4().hex):
             tokens = list(output.outputs[0].token_ids)
         return tokens
+
+    def serve(self, jobs: Sequence[Job], load: int) -> tuple[list[list[int]], list[RequestRecord]]:
+        """The tokens of each job and how long each took; all jobs arrive at once and at most `load` run at a time.
+
+        What earlier runs left in the prefix cache is dropped first.
+        """
+        return self._runner.run(self._serve(jobs, load))
+
+    async def _serve(self, jobs: Sequence[Job], load: int) -> tuple[list[list[int]], list[RequestRecord]]:
+        await self._engine.reset_prefix_cache()
+        places = asyncio.Semaphore(load)
+        begin = now_us()
+        answers = await asyncio.gather(*(self._answer(str(number), job, places, begin) for number, job in enumerate(jobs)))
+        return [tokens for tokens, _ in answers], [record for _, record in answers]
+
+    async def _answer(self, name: str, job: Job, places: asyncio.Semaphore, arrival_us: int) -> tuple[list[int], RequestRecord]:
+        params = SamplingParams(
+            temperature=job.temperature,
+            seed=job.seed,
+            max_tokens=job.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        tokens: list[int] = []
+        first, reason = 0.0, ""
+        async with places:
+            taken_up = now_us()
+            async for output in self._engine.generate(TokensPrompt(prompt_token_ids=job.prompt), params, uuid.uuid4().hex):
+                tokens, reason = list(output.outputs[0].token_ids), output.outputs[0].finish_reason or ""
+                first = output.metrics.first_token_ts if isinstance(output.metrics, RequestStateStats) else 0.0
+        return tokens, RequestRecord(name, arrival_us, round(first * 1e6), now_us(), len(job.prompt), len(tokens), reason, taken_up)
 
     def take_records(self, num_tokens: int) -> list[Record]:
         """The records since the last call, once their passes have delivered so many tokens. Raises RuntimeError where records were lost."""
@@ -148,13 +186,15 @@ def _recorded(arrange: Callable[[PipelineConfig], AsyncEngineArgs], config: Pipe
 
     with tempfile.TemporaryDirectory(prefix="minedraft-") as folder, asyncio.Runner() as runner, ExitStack() as stack:
         address = f"ipc://{folder}/feed"
-        piped = arrange(config.model_copy(update={"feed_address": address}))
+        control = ControlClient(f"{address}-control")
+        stack.callback(control.close)
+        piped = arrange(config.model_copy(update={"feed_address": address, "control_address": f"{address}-control"}))
         reader = FeedReader(address, [keep])
         reader.start()
         stack.callback(reader.close)
         engine = runner.run(_started(piped))
         stack.callback(engine.shutdown, timeout=_END_SECONDS)
-        yield BenchEngine(engine, runner, records)
+        yield BenchEngine(engine, runner, records, control)
 
 
 async def _started(args: AsyncEngineArgs) -> AsyncLLM:

@@ -8,7 +8,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from minedraft_core.config import MineDraftConfig
 from minedraft_core.sides import Cadence, cadence_of
+from minedraft_core.tetris import Choice, Everything, Tetris
 from minedraft_core.types import DRAFT_LIMIT, Mode, Side
 
 if TYPE_CHECKING:
@@ -28,6 +30,18 @@ def own_limit(request: Request) -> int:
     params = request.sampling_params
     limit: int = (params.extra_args or {}).get(DRAFT_LIMIT, _NO_LIMIT) if params is not None else _NO_LIMIT
     return limit
+
+
+def tetris_of(config: MineDraftConfig, max_requests: int) -> Tetris | None:
+    """TETRIS as it is configured, or None."""
+    if not config.tetris:
+        return None
+    return Tetris(config.tetris_extra_proposals, config.tetris_turn_on_batch_size, config.tetris_capacity, max_requests)
+
+
+def choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
+    """How many tokens are drafted and which of them are verified."""
+    return tetris_of(config, max_requests) or Everything()
 
 
 class CadenceMixin(_Base):

@@ -34,7 +34,12 @@ def test_every_mode_but_off_has_an_arm_with_tetris() -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", ["pearl-shared", "sequential-tetris"])
+def test_tetris_on_gpus_has_the_drafter_on_a_device_of_its_own() -> None:
+    arms = gpu_arms_of(["sequential-tetris", "parallel-tetris"])
+    assert [(arm.mode, arm.tetris, arm.extra_devices) for arm in arms] == [(Mode.SEQUENTIAL, True, 1), (Mode.PARALLEL, True, 1)]
+
+
+@pytest.mark.parametrize("mode", ["pearl-shared", "pearl-tetris"])
 def test_what_gpus_do_not_know_is_refused_there(mode: str) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         gpu_arms_of([mode])

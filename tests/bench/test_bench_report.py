@@ -43,6 +43,15 @@ def test_the_prediction_is_from_both_rows_of_the_same_run() -> None:
     assert found["sequential"].predicted_ratio is None
 
 
+def test_tetris_is_compared_with_the_same_mode_without_it() -> None:
+    arms = arms_of(["sequential", "sequential-tetris", "parallel-tetris"], CORES)
+    figures = dict(zip(arms, (SEQUENTIAL, replace(SEQUENTIAL, acceptance_length=2.2), PARALLEL), strict=True))
+    found = {row.mode: row for row in rows_of(plan(arms=arms), {(arm, 8): value for arm, value in figures.items()})}
+    assert found["sequential-tetris"].accepted_ratio == pytest.approx(1.2 / 1.5)
+    assert found["sequential"].accepted_ratio is None
+    assert found["parallel-tetris"].accepted_ratio is None
+
+
 def test_one_request_has_no_two_sides() -> None:
     assert by_mode(1)["parallel"].predicted_ratio is None
 

@@ -17,3 +17,9 @@ def single_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_sleep(monkeypatch):
+    """The supervisor waits for a clock that is moved by hand."""
+    monkeypatch.setattr("minedraft_core.supervisor.time.sleep", lambda _: None)

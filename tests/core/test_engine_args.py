@@ -43,6 +43,16 @@ def test_what_gpus_do_not_know_is_refused_there():
         arguments._on_cuda(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
 
 
+def test_tetris_on_gpus_asks_vllm_to_trim_batches_on_the_device():
+    config = PipelineConfig(speculative=MineDraftConfig(model="d", num_speculative_tokens=3, tetris=True, tetris_extra_proposals=2))
+    changed = arguments._on_cuda(AsyncEngineArgs(model="m"), config).speculative_config
+    assert (changed["num_speculative_tokens"], changed["enable_adaptive_verification"]) == (5, True)
+    plain = arguments._on_cuda(AsyncEngineArgs(model="m"), PARALLEL).speculative_config
+    assert (plain["num_speculative_tokens"], "enable_adaptive_verification" in plain) == (3, False)
+    with pytest.raises(ConfigError, match="--enforce-eager: 'tetris' needs CUDA graphs"):
+        arguments._on_cuda(AsyncEngineArgs(model="m", enforce_eager=True), config)
+
+
 @pytest.mark.parametrize("config", [PipelineConfig(), PipelineConfig(speculative=MineDraftConfig(model="d"))])
 def test_plain_decoding_asks_vllm_for_no_speculation(config):
     changed = with_pipeline(AsyncEngineArgs(model="m"), config)

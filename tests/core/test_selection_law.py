@@ -10,7 +10,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from minedraft_core.acceptance import accept_probabilistic
-from minedraft_core.tetris import Tetris
+from minedraft_core.tetris import Tetris, choose
 from minedraft_core.types import Draft
 from minedraft_core.vllm.cpu.noise import Draw, SeedStream, gumbel_argmax
 from minedraft_core.vllm.cpu.sampler import MatchingSampler
@@ -108,3 +108,58 @@ def test_before_speculative_sampling_the_same_choice_would_bias():
     kept = P[drafts[:, 0]] >= 0.5
     assert float((tokens == 1).float().mean()) == pytest.approx(0.1, abs=0.01)
     assert float((torch.where(kept, tokens, plain) == 1).float().mean()) == pytest.approx(0.01, abs=0.003)
+
+
+P_NEXT = torch.tensor([[0.6, 0.4], [0.2, 0.8]])
+Q = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+Q_NEXT = torch.tensor([[0.95, 0.05], [0.5, 0.5]])
+
+
+def sampled_speculatively(by_token, generator):
+    """Two tokens of each request of a batch, drafts drawn from Q (one request in two is sure) and Q_NEXT after the first one.
+
+    Half of the drafts are verified: those of the largest probabilities, or of the most likely tokens where `by_token`.
+    """
+
+    def draw(probs):
+        return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+    def exponentials(*size):
+        return torch.empty(*size).exponential_(generator=generator)
+
+    first_law = Q[torch.arange(BATCH) % 2]
+    first = draw(first_law)
+    laws = torch.stack([first_law, Q_NEXT[first]], dim=1)
+    drafts = torch.stack([first, draw(laws[:, 1])], dim=1)
+    scores = laws.gather(2, drafts[:, :, None])[:, :, 0] if by_token else laws.amax(dim=2)
+    kept = choose(scores.log(), torch.full((BATCH,), 2), BATCH)
+    pairs = torch.zeros(BATCH, 2, dtype=torch.int64)
+    for count in range(3):
+        rows = (kept == count).nonzero()[:, 0]
+        if not len(rows):
+            continue
+        probs = torch.stack([P.expand(len(rows), 2), P_NEXT[drafts[rows, 0]], P.expand(len(rows), 2)], dim=1)[:, : count + 1]
+        tokens = accept_probabilistic(
+            probs,
+            drafts[rows, :count],
+            laws[rows, :count],
+            torch.rand(len(rows), count, generator=generator),
+            exponentials(len(rows), count + 1, 2),
+        )
+        tokens = torch.nn.functional.pad(tokens, (0, 1), value=-1)[:, :2]
+        later = draw(P_NEXT[tokens[:, 0]])
+        pairs[rows] = torch.stack([tokens[:, 0], torch.where(tokens[:, 1] >= 0, tokens[:, 1], later)], dim=1)
+    return pairs, kept
+
+
+@pytest.mark.parametrize("by_token", [False, True], ids=["by the distribution", "by the token drawn"])
+def test_before_speculative_sampling_a_choice_by_the_distribution_leaves_the_law_alone(by_token):
+    generator, counts, lengths = torch.Generator().manual_seed(5), torch.zeros(4), set()
+    for _ in range(SAMPLES // BATCH):
+        pairs, kept = sampled_speculatively(by_token, generator)
+        counts += torch.bincount(2 * pairs[:, 0] + pairs[:, 1], minlength=4)
+        lengths |= set(kept.tolist())
+    law = (P[:, None] * P_NEXT).flatten()
+    fits = chisquare(counts, law * counts.sum()).pvalue
+    assert lengths == {0, 1, 2}
+    assert fits < 1e-6 if by_token else fits > 1e-3

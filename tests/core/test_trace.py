@@ -13,8 +13,9 @@ STEP_KEYS = [
     *("type", "step", "start_us", "end_us", "mode", "side", "is_prompt_run", "is_parallelised", "batched_requests", "preempted_requests"),
     *("batched_token_num", "proposed_len", "verify_len", "accepted_num", "generated_num"),
     *("measured_draft_time", "measured_target_time", "measured_overhead_time", "gap_us"),
+    *("num_speculative_tokens", "drafter_wait_us", "drafts"),
 ]
-REQUEST_KEYS = ["type", "request_id", "start_us", "first_token_us", "end_us", "prompt_len", "gen_len", "finish_reason"]
+REQUEST_KEYS = ["type", "request_id", "start_us", "first_token_us", "end_us", "prompt_len", "gen_len", "finish_reason", "scheduled_us"]
 
 
 def lines(path):
@@ -26,11 +27,20 @@ def test_a_scripted_run_leaves_the_agreed_lines(tmp_path):
     writer = TraceWriter(path)
     writer(FeedMessage(0, [ModeRecord(Mode.PARALLEL, 4), step_record(step=1)]))
     writer(FeedMessage(0, [DraftRecord(1, 1, 2, 1, 2, [2]), DrafterRecord(up=True, restarted=False, reason="loaded")]))
-    writer(FeedMessage(3, [step_record(step=2, side=-1, gap_us=17), RequestRecord('r"1', 1, 0, 9, 12, 0, "abort")]))
+    writer(FeedMessage(3, [step_record(step=2, side=-1, gap_us=17), RequestRecord('r"1', 1, 0, 9, 12, 0, "abort", 2)]))
     written = lines(path)
     writer.close()
     assert lines(path) == written
-    assert [line["type"] for line in written] == ["step", "step", "request"]
+    assert [line["type"] for line in written] == ["step", "drafted", "step", "request"]
+    assert written.pop(1) == {
+        "type": "drafted",
+        "round": 1,
+        "start_us": 1,
+        "end_us": 2,
+        "hidden_us": 1,
+        "batched_requests": 2,
+        "drafted_per_position": [2],
+    }
     assert list(written[0]) == list(written[1]) == STEP_KEYS
     assert list(written[2]) == REQUEST_KEYS
     assert written[0] == {
@@ -53,6 +63,9 @@ def test_a_scripted_run_leaves_the_agreed_lines(tmp_path):
         "measured_target_time": 0.5,
         "measured_overhead_time": 0.125,
         "gap_us": None,
+        "num_speculative_tokens": 4,
+        "drafter_wait_us": 40,
+        "drafts": [[4, 3], [3, 0]],
     }
     assert (written[1]["step"], written[1]["side"], written[1]["gap_us"]) == (2, -1, 17)
     assert written[2] == {
@@ -64,6 +77,7 @@ def test_a_scripted_run_leaves_the_agreed_lines(tmp_path):
         "prompt_len": 12,
         "gen_len": 0,
         "finish_reason": "abort",
+        "scheduled_us": 2,
     }
 
 

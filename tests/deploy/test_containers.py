@@ -76,10 +76,10 @@ def test_a_server_may_drain_before_it_is_killed(name: str) -> None:
 @pytest.mark.parametrize("name", list(COMPOSE["services"]))
 def test_a_service_is_pinned_confined_and_knows_no_password(name: str) -> None:
     service = COMPOSE["services"][name]
-    assert re.fullmatch(r"minedraft:(cpu|gpu)|[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
+    assert re.fullmatch(r"minedraft:(cpu|gpu|loadtest)|[a-z/]+:v?\d+\.\d+\.\d+", service["image"])
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert set(service.get("profiles", [])) <= {"cpu", "gpu"}
+    assert set(service.get("profiles", [])) <= {"cpu", "gpu", "loadtest"}
     for key, value in service.get("environment", {}).items():
         assert not re.search("PASSWORD|KEY|TOKEN|SECRET", key) or str(value).startswith("/run/secrets/"), key
     for secret in service.get("secrets", []):
@@ -128,3 +128,15 @@ def test_the_key_of_prometheus_joins_keys_that_were_there(secrets: Path) -> None
     subprocess.run([secrets.parent / "make-secrets"], check=True, capture_output=True)
     settings, _ = load_settings(["--api-key-file", str(secrets / "api_keys")])
     assert [key.get_secret_value() for key in settings.api_key] == ["mine", (secrets / "prometheus_key").read_text()]
+
+
+def test_the_load_test_asks_the_server_that_runs_with_a_key_of_its() -> None:
+    service = COMPOSE["services"]["loadtest"]
+    command = service["command"]
+    assert command[command.index("--host") + 1] == "http://minedraft:8000"
+    assert command[command.index("--api-key-file") + 1] == "/run/secrets/api_keys"
+    assert "api_keys" in service["secrets"]
+    stage = DOCKERFILE.partition(" AS loadtest\n")[2].partition("\nFROM ")[0]
+    assert "\nUSER 10001:10001\n" in stage
+    assert stage.rstrip().endswith('ENTRYPOINT ["minedraft", "loadtest"]')
+    assert "-r /locks" not in DOCKERFILE.partition("AS packages-loadtest\n")[2].partition("\nFROM ")[0]

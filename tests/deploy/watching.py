@@ -101,7 +101,7 @@ async def prometheus(folder: Path, targets: list[str]) -> AsyncIterator[Promethe
         if job["job_name"] == "prometheus":
             job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}"]
     path.write_text(yaml.safe_dump(config))
-    (folder / "prometheus" / "targets" / "servers.yml").write_text(yaml.safe_dump([{"targets": targets}]))
+    (folder / "prometheus" / "targets" / "local.yml").write_text(yaml.safe_dump([{"targets": targets}]))
     command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220 - it starts at once

@@ -7,88 +7,25 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import psutil
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engine.server_process import Served, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-START_SECONDS = 240
-
-
-@dataclass(frozen=True)
-class Served:
-    """A running server."""
-
-    url: str
-    process: subprocess.Popen[bytes]
-    trace: Path
-
-    def lines(self, kind: str) -> list[dict[str, Any]]:
-        """The trace's lines of one type."""
-        return [line for line in map(json.loads, self.trace.read_text().splitlines()) if line["type"] == kind]
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The value of one sample."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        (value,) = [sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()]
-        return value
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    folder = tmp_path_factory.mktemp("served")
-    command = [
-        sys.executable,
-        "-m",
-        "server.cli",
-        "serve",
-        "--port",
-        str(port),
-        "--trace",
-        str(folder / "trace.jsonl"),
-        "--slo-ttft-ms",
-        "60000",
-    ]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _healthy(f"http://127.0.0.1:{port}"):
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield Served(f"http://127.0.0.1:{port}", process, folder / "trace.jsonl")
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def idle(served: Served) -> bool:
-    """Whether nothing runs, waits or holds KV cache."""
-    running = served.metric("vllm:num_requests_running") + served.metric("vllm:num_requests_waiting")
-    return running == 0 and served.metric("vllm:kv_cache_usage_perc") == 0
+    with serving(tmp_path_factory.mktemp("served"), "--slo-ttft-ms", "60000") as server:
+        yield server
 
 
 def test_a_client_gets_sensible_text(served: Served) -> None:
@@ -182,7 +119,7 @@ def _drop_every_third(served: Served, number: int) -> None:
 
     asyncio.run(run())
     deadline = time.monotonic() + 20
-    while not idle(served):
+    while not served.idle():
         assert time.monotonic() < deadline
         time.sleep(0.25)
     ended = {reason: served.metric("minedraft_requests_finished_total", reason=reason) - count for reason, count in finished.items()}
@@ -204,8 +141,11 @@ def test_metrics_pass_promtool(served: Served) -> None:
 
 
 def test_sigterm_drains_then_ends(served: Served) -> None:
-    """The last test of this server: a request that runs gets its answer, a new one is refused, no process stays."""
-    below = psutil.Process(served.process.pid).children(recursive=True)
+    """The last test of this server: a request that runs gets its answer, a new one is refused, no process stays.
+
+    The signal goes to the engine's process too, as from a terminal or from systemd.
+    """
+    below = served.below()
     assert below
 
     async def run() -> tuple[httpx.Response, httpx.Response]:
@@ -213,7 +153,7 @@ def test_sigterm_drains_then_ends(served: Served) -> None:
             body = {"prompt": "A long story:", "max_tokens": 60, "ignore_eos": True}
             running = asyncio.create_task(client.post("/v1/completions", json=body))
             await asyncio.sleep(1.0)
-            os.kill(served.process.pid, signal.SIGTERM)
+            os.killpg(served.process.pid, signal.SIGTERM)
             await asyncio.sleep(0.3)
             refused = await client.post("/v1/completions", json=body)
             return await running, refused
@@ -223,5 +163,8 @@ def test_sigterm_drains_then_ends(served: Served) -> None:
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "shutting_down"
     assert served.process.wait(40) == 0
+    log = served.log.read_text()
+    assert "SIGTERM: no new requests are taken; 1 running may go on for at most 30 s" in log
+    assert "the server has ended" in log.splitlines()[-1]
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []

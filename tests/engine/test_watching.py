@@ -12,12 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from playwright.async_api import async_playwright, expect
 
 from tests.deploy.watching import dashboard_queries, prometheus, rules
-from tests.engine.test_serving import Served, served  # noqa: F401 - a fixture
+from tests.engine.server_process import Served, serving
 from tests.server.browser import colours, launched, needs_chromium
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -25,11 +24,9 @@ needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason
 
 
 @pytest.fixture(scope="module")
-def server(served: Served) -> Iterator[Served]:  # noqa: F811
-    """The server, ended in good order: killed, it would leave its engine behind."""
-    yield served
-    served.process.terminate()
-    served.process.wait(60)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("served"), "--slo-ttft-ms", "60000") as started:
+        yield started
 
 
 @asynccontextmanager
@@ -65,7 +62,7 @@ async def test_every_panel_has_data_and_a_killed_drafter_raises_its_alert(server
         assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
         assert len([rule for group in groups for rule in group["rules"]]) == len(rules("alerts")) + len(rules("recording"))
         assert set(await watcher.values("scrape_samples_scraped - scrape_samples_post_metric_relabeling")) == {0.0}
-        draft_process(server).send_signal(signal.SIGKILL)
+        server.draft_process().send_signal(signal.SIGKILL)
         await watcher.until('ALERTS{alertname="MineDraftDrafterRestarting", alertstate="firing"}', seconds=120)
         assert await watcher.values("minedraft_drafter_up") == [1.0]
 
@@ -85,10 +82,3 @@ async def test_the_page_shows_the_pipeline_at_work(server: Served) -> None:
         if folder := os.environ.get("SCREENSHOTS"):
             await page.screenshot(path=f"{folder}/dashboard-engine.png")
         await browser.close()
-
-
-def draft_process(server: Served) -> psutil.Process:
-    """The drafter's process below the server's."""
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    (found,) = [child for child in children if any("minedraft_core.vllm.cpu.process" in word for word in child.cmdline())]
-    return found

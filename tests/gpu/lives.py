@@ -19,7 +19,9 @@ vllm.triton_utils.tl, vllm.triton_utils.triton = tl, triton
 
 from vllm.v1.worker.gpu import input_batch as vllm_kernels  # noqa: E402
 
+from minedraft_core.tetris import Room  # noqa: E402
 from minedraft_core.vllm.gpu.kernels import HEADER, first_inputs, next_inputs, pack, row_width  # noqa: E402
+from minedraft_core.vllm.gpu.tetris import DeviceTetris  # noqa: E402
 
 K, SLOTS, VOCAB, MAX_LEN, BLOCK, COLUMNS, BUCKET = 3, 6, 97, 128, 4, 20, 4
 
@@ -33,10 +35,18 @@ def integers(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 
 class World:
-    """The runner's state, the drafter's cache, and the jobs under way. The drafter is wrong at every length that `wrong_every` divides."""
+    """The runner's state, the drafter's cache, and the jobs under way. The drafter is wrong at every length that `wrong_every` divides.
 
-    def __init__(self, wrong_every: int = 4) -> None:
+    With `room` TETRIS trims the batches, by scores drawn at random.
+    """
+
+    def __init__(self, room: int | None = None, wrong_every: int = 4) -> None:
         self._wrong_every = wrong_every
+        self.starts = integers(SLOTS + 1)
+        self.scores = torch.zeros(SLOTS, K)
+        self.tetris = None if room is None else DeviceTetris(self.scores, self.starts, Room(room, 1), 1 << 20)
+        self.trimmed = 0
+        self._random = torch.Generator().manual_seed(3)
         self.tokens, self.prefill, self.total = integers(SLOTS, MAX_LEN), integers(SLOTS), integers(SLOTS)
         self.computed, self.last = integers(SLOTS), integers(SLOTS, 1, dtype=torch.int64)
         self.drafts = integers(SLOTS, K, dtype=torch.int64)
@@ -65,8 +75,10 @@ class World:
     def step(self, **scheduled: tuple[int, int]) -> dict[str, int]:
         """One pass; name=(prompt tokens or 1, drafts). Returns how many tokens each request got."""
         self._land({name for name, (_, drafts) in scheduled.items() if drafts})
-        names, lengths = list(scheduled), [own + drafts for own, drafts in scheduled.values()]
-        slots = torch.tensor([self.slots[name] for name in names])
+        names, slots = list(scheduled), torch.tensor([self.slots[name] for name in scheduled])
+        if self.tetris is not None:
+            scheduled = self._trim(self.tetris, scheduled, slots)
+        lengths = [own + drafts for own, drafts in scheduled.values()]
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         logits = torch.tensor([0, *accumulate(1 + drafts for _, drafts in scheduled.values())], dtype=torch.int32)
         prompts = bool((self.computed[slots] < self.prefill[slots]).any())
@@ -113,10 +125,23 @@ class World:
         pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
         return packed
 
+    def _trim(self, tetris: DeviceTetris, scheduled: dict[str, tuple[int, int]], slots: torch.Tensor) -> dict[str, tuple[int, int]]:
+        """What is left of a pass, and that the devices are told so."""
+        own = [own for own, _ in scheduled.values()]
+        tetris.get_num_tokens(
+            {name: sum(counts) for name, counts in scheduled.items()}, {name: [0] * drafts for name, (_, drafts) in scheduled.items()}
+        )
+        logits, starts, _ = tetris.reallocate_drafts(list(scheduled), slots)
+        kept = (logits.diff() - 1).tolist()
+        assert starts[: len(own) + 1].tolist() == [0, *accumulate(map(sum, zip(own, kept, strict=True)))]
+        self.trimmed += sum(drafts for _, drafts in scheduled.values()) - sum(kept)
+        return dict(zip(scheduled, zip(own, kept, strict=True), strict=True))
+
     def _land(self, due: set[str]) -> None:
         last = max((index for index, (names, _, _) in enumerate(self.jobs) if names & due), default=-1)
         for _, slots, drafts in self.jobs[: last + 1]:
             self.drafts[slots] = drafts
+            self.scores[slots] = -torch.rand(len(slots), K, generator=self._random)
         del self.jobs[: last + 1]
 
     def _verify(self, name: str, inputs: list[int], drafts: int, *, fresh: bool) -> list[int]:
@@ -170,7 +195,8 @@ def lives(world: World) -> None:
     world.step(a=(1, K), c=(2, 0))
     world.add("b", 3, text, list(range(41, 61)))
     world.step(c=(1, K), b=(len(text), 0))
-    assert min(world.step(a=(1, K), c=(1, K), b=(1, K)).values()) > 1, "drafts of all three are right up to a fourth length"
+    got = world.step(a=(1, K), c=(1, K), b=(1, K))
+    assert world.tetris is not None or min(got.values()) > 1, "drafts of all three are right up to a fourth length"
     # All but d's last token was in the prefix cache; vLLM schedules placeholders with it.
     world.add("d", 2, prompts["d"], list(range(61, 81)), cached=2)
     world.cache.update({61 * BLOCK: (31, 0), 61 * BLOCK + 1: (32, 1)})
@@ -183,8 +209,10 @@ def lives(world: World) -> None:
         while len(wanted) < len(got):
             wanted.append(following(wanted))
         assert got == wanted, name
-    assert len(world.text("a")) > 20
+    assert len(world.text("a")) > (20 if world.tetris is None else 12)
+    assert (world.trimmed > 0) == (world.tetris is not None)
 
 
 if __name__ == "__main__":
-    lives(World())
+    for room in (None, 4, 2):
+        lives(World(room))

@@ -49,11 +49,11 @@ class LookaheadWorld(World):
     """A world whose drafter goes `paces` steps ahead, another number each time."""
 
     def __init__(self, seed: int, wrong_every: int, paces: tuple[int, ...] = tuple(range(K + 2))) -> None:
-        super().__init__(wrong_every)
+        super().__init__(wrong_every=wrong_every)
         self.model = CacheModel(self)
         self._chains = DraftChains(self.model, ChainShape(SLOTS, K, BLOCK, MAX_LEN), None, use_fp64=False)
         self._tallies = integers(1, TALLIES, dtype=torch.int64)
-        self._random, self._paces = random.Random(seed), paces
+        self._chance, self._paces = random.Random(seed), paces
         self._steps_before = self._number = 0
         self.hits = self.misses = self.discarded = self.early = 0
 
@@ -82,7 +82,7 @@ class LookaheadWorld(World):
             ready = valid & (seen != 0).all(dim=1)
             assert torch.equal(seen[ready], words[ready])
             self.early += int(ready.sum())
-        self._steps_before = self._random.choice(self._paces)
+        self._steps_before = self._chance.choice(self._paces)
         for _ in range(self._steps_before):
             self._chains.step(packed, NEXT, sampled=False)
         assert int((self._chains._last - self._chains._base).max()) <= 2 * K + 1, "the target has blocks for no more"

@@ -63,14 +63,26 @@ def write_model(folder: Path, length: int) -> str:
 
 
 def scheduler(
-    tmp_path: Path, mode: str, *, k: int = 4, draft_length: int = 512, num_blocks: int = 200, **args: Any
+    tmp_path: Path,
+    mode: str,
+    *,
+    k: int = 4,
+    draft_length: int = 512,
+    num_blocks: int = 200,
+    keys: dict[str, Any] | None = None,
+    **args: Any,
 ) -> MineDraftAsyncScheduler:
-    """The scheduler as vLLM's engine builds it, over a KV cache that is only counted."""
+    """The scheduler as vLLM's engine builds it, over a KV cache that is only counted. `keys` are further ones of the configuration."""
     target, draft = write_model(tmp_path / "target", 512), write_model(tmp_path / "draft", draft_length)
     speculative = MineDraftConfig()
     if mode != "off":
-        parallel = mode in ("parallel", "pearl")
-        speculative = MineDraftConfig(model=draft, num_speculative_tokens=k, is_parallel=parallel, force_pearl=mode == "pearl")
+        speculative = MineDraftConfig(
+            model=draft,
+            num_speculative_tokens=k,
+            is_parallel=mode in ("parallel", "pearl"),
+            force_pearl=mode == "pearl",
+            **(keys or {}),
+        )
     config = PipelineConfig(speculative=speculative, drafter=DrafterConfig(device=0))
     values = {
         "enable_prefix_caching": False,
@@ -85,7 +97,8 @@ def scheduler(
         skip_tokenizer_init=True,
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 20,
-        speculative_config=None if mode == "off" else draft_model_speculation(config),
+        # A CPU has no CUDA graphs, which vLLM wants where it trims batches.
+        speculative_config=None if mode == "off" else {**draft_model_speculation(config), "enable_adaptive_verification": False},
         additional_config={"minedraft": config.model_dump(mode="json")},
         **values,
     ).create_engine_config()

@@ -64,8 +64,8 @@ def test_a_grammar_goes_without_drafts(tmp_path: Path) -> None:
     constrained.structured_output_request = StructuredOutputRequest(StructuredOutputsParams(regex="a*"))
     assert constrained.use_structured_output
     drafts = loop.scheduler._can_draft
-    assert not drafts(constrained)
-    assert drafts(loop.scheduler.requests["r1"])
+    assert not drafts(constrained, K)
+    assert drafts(loop.scheduler.requests["r1"], K)
 
 
 def test_a_context_past_the_drafters_goes_on_without_drafts(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ class RuleEngine:
         rows = self._rows[job.slot, : job.num_reqs].tolist()
         self._landing[job.slot] = torch.tensor([rule(row[1], row[2]) if row[3] else [0] * K for row in rows])
 
+    def scores(self, job: DraftJob) -> torch.Tensor:
+        return -self._landing[job.slot].float() - 0.5
+
     def land(self, job: DraftJob) -> torch.Tensor:
         if job.number == self.fail_landing:
             raise RuntimeError("lost")
@@ -88,10 +91,20 @@ def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    engine: RuleEngine | None, group: Group | None = None, temperature: float = 0.0, kind: type[PipelineSpeculator] = PipelineSpeculator
+    engine: RuleEngine | None,
+    group: Group | None = None,
+    temperature: float = 0.0,
+    *,
+    scored: bool = False,
+    kind: type[PipelineSpeculator] = PipelineSpeculator,
 ) -> PipelineSpeculator:
     draft = SimpleNamespace(get_vocab_size=lambda: VOCAB, head_dtype=torch.float32)
-    speculative = SimpleNamespace(num_speculative_tokens=K, draft_model_config=draft, draft_sample_method="probabilistic")
+    speculative = SimpleNamespace(
+        num_speculative_tokens=K,
+        draft_model_config=draft,
+        draft_sample_method="probabilistic",
+        enable_adaptive_verification=scored,
+    )
     config = SimpleNamespace(speculative_config=speculative, scheduler_config=SimpleNamespace(max_num_seqs=SLOTS))
     result = kind(config, CPU, group or Group(1, [], 0))
     states = SimpleNamespace(
@@ -289,8 +302,8 @@ def test_lookahead_marks_rows_and_passes_its_pace_on(monkeypatch: pytest.MonkeyP
 def test_all_ranks_land_the_same(fail_at: int | None, fail_landing: int | None) -> None:
     mailbox: list[torch.Tensor] = []
     ranks = [
-        made(RuleEngine(fail_at, fail_landing), Group(2, mailbox, 0), temperature=1.0),
-        made(None, Group(2, mailbox, 1), temperature=1.0),
+        made(RuleEngine(fail_at, fail_landing), Group(2, mailbox, 0), temperature=1.0, scored=True),
+        made(None, Group(2, mailbox, 1), temperature=1.0, scored=True),
     ]
     ranks[0].draft_logits.normal_()
     for slots in ([0, 1], [2], [3]):
@@ -303,3 +316,5 @@ def test_all_ranks_land_the_same(fail_at: int | None, fail_landing: int | None) 
     first, second = ranks
     assert torch.equal(first._states.draft_tokens, second._states.draft_tokens)
     assert torch.equal(first.draft_logits[:4], second.draft_logits[:4])
+    assert torch.equal(first.scores, second.scores)
+    assert first.scores[0].tolist() == [-token - 0.5 for token in expected(0)]

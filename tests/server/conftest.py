@@ -19,7 +19,8 @@ from server.engine import Engine
 from server.lifecycle import Lifecycle, bind, serve
 from server.observation import Report, ignore
 from server.settings import ENV_PREFIX, Settings
-from tests.server.fake_engine import FakeEngine, make_tokenizer
+from tests.server.fake_engine import FakeEngine
+from tests.server.scripts import make_tokenizer
 from tests.server.tiny_engine import NUM_DRAFTS, start_engine, write_model
 
 

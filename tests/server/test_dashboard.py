@@ -15,7 +15,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from minedraft_core.feed import FeedMessage
-from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, StepRecord, now_us
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, StepRecord, now_us
 from server.dashboard import PATHS, Dashboard, dashboard_router
 from tests.server.browser import colours, launched, needs_chromium
 from tests.server.conftest import Running, Start
@@ -137,11 +137,13 @@ async def test_an_update_holds_what_happened(served: Served) -> None:
         pass_of(start - 60_000_000, 0),
         pass_of(start, 1),
         draft_of(start),
+        LookaheadRecord(start, start + 9_000, 8_000, 3, 1, 5),
     ]
     served.dashboard(FeedMessage(0, records))
     update = await first_update(served)
     assert update["passes"] == [[start, start + 30_000, 1, 2, False, 8, 4, 2, 6, 10_000]]
     assert update["draftings"] == [[start, start + 20_000, 18_000]]
+    assert update["aheads"] == [[start, start + 9_000, 8_000, 3, 1, 5]]
     assert update["state"] == {"mode": "parallel", "num_speculative_tokens": 4, "sides": [3, 2], "drafter_up": True, "restarts": 1}
     assert update["now_us"] >= start
 
@@ -194,6 +196,7 @@ async def test_the_page_shows_the_pipeline_at_work(browser: Browser, served: Ser
     async with at_work(served.dashboard), opened(browser, served, viewport={"width": 1100, "height": 760}) as page:
         await expect(page.locator("#status")).to_have_text("Live, last 10 seconds")
         await asyncio.sleep(3.5)
+        assert not await page.is_visible("#lookahead")
         text = {name: await page.inner_text(f"#{name}") for name in ("hidden", "acceptance", "busy", "times", "mode", "drafter")}
         assert text == {
             "hidden": "90 %",
@@ -217,6 +220,23 @@ async def test_the_page_shows_the_pipeline_at_work(browser: Browser, served: Ser
         before = await page.evaluate("document.getElementById('lanes').toDataURL()")
         await asyncio.sleep(0.5)
         assert await page.evaluate("document.getElementById('lanes').toDataURL()") == before
+
+
+@needs_chromium
+async def test_the_page_shows_what_lookahead_yields(browser: Browser, served: Served) -> None:
+    async with opened(browser, served, viewport={"width": 1100, "height": 760}) as page:
+        served.dashboard(FeedMessage(0, [ModeRecord(Mode.PEARL, 4), DrafterRecord(up=True, restarted=False, reason="loaded")]))
+        begin = now_us() - 500_000
+        for number in range(5):
+            start = begin + number * 50_000
+            ahead = LookaheadRecord(start, start + 20_000, 20_000, 3, 1, 6)
+            served.dashboard(FeedMessage(0, [pass_of(start, -1), draft_of(start + 20_000), ahead]))
+        await expect(page.locator("#hits")).to_have_text("75 %30 tokens/s discarded")
+        assert await page.is_visible("#lookahead")
+        # 18 of 20 ms of each order, and all 20 of what was drafted ahead.
+        assert await page.inner_text("#hidden") == "95 %"
+        served.dashboard(FeedMessage(0, [ModeRecord(Mode.PARALLEL, 4)]))
+        await page.wait_for_selector("#lookahead", state="hidden")
 
 
 @needs_chromium

@@ -200,11 +200,14 @@ _COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
     [
         (b"nonsense\r\n\r\n", 400, "invalid_http"),
         (_COMPLETION + b"content-length: -1\r\n\r\n", 400, "invalid_http"),
+        (_COMPLETION + b"transfer-encoding: gzip\r\n\r\n{}", 400, "invalid_http"),
+        (_COMPLETION + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n", 400, "invalid_http"),
+        (b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org\r\n\r\n", 400, "invalid_http"),
         (b"GET /" + b"a" * 400_000, 431, "head_too_large"),
         (b"GET /health HTTP/1.1\r\nx: " + b"a" * 400_000, 431, "head_too_large"),
         (b"GET /health HTTP/1.1\r\n" + b"x: a\r\n" * 100_000, 431, "head_too_large"),
     ],
-    ids=["nonsense", "length", "path", "header", "headers"],
+    ids=["nonsense", "length", "encoding", "chunk", "proxy", "path", "header", "headers"],
 )
 async def test_what_is_no_request_is_refused(start: Start, sent: bytes, status: int, code: str) -> None:
     running = await start()

@@ -179,6 +179,30 @@ async def test_cors(start: Start) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
+@pytest.mark.parametrize(
+    ("origin", "asked", "words"),
+    [
+        ("https://b.example", {"access-control-request-method": "POST"}, "origin"),
+        ("https://a.example", {"access-control-request-method": "DELETE"}, "method"),
+        (
+            "https://b.example",
+            {"access-control-request-method": "PUT", "access-control-request-private-network": "true"},
+            "origin, method, private",
+        ),
+    ],
+)
+async def test_a_refused_preflight_is_an_error_object(start: Start, origin: str, asked: dict[str, str], words: str) -> None:
+    client = (await start(cors_allow_origins=["https://a.example"])).client
+    response = await client.options("/v1/completions", headers={"origin": origin, **asked})
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "cors_refused")
+    assert f"Disallowed CORS {words}" in error["message"]
+    assert "--cors-allow-origins may send GET, POST" in error["message"]
+    assert "Origin" in response.headers["vary"]
+    assert int(response.headers["content-length"]) == len(response.content)
+
+
 async def test_openapi(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     for path, name, required in (("completions", "CompletionRequest", ["prompt"]), ("chat/completions", "ChatRequest", ["messages"])):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -39,6 +40,21 @@ async def test_a_signal_drains(fake: FakeEngine, start: Start, number: int) -> N
     assert await running.task == 0
     with pytest.raises(httpx.ConnectError):
         await running.client.get("/health")
+
+
+async def test_the_log_says_what_a_signal_does(fake: FakeEngine, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "minedraft.server")
+    running = await start(drain_timeout=7)
+    fake.step_seconds = 0.02
+    whole = asyncio.create_task(complete(running.client, prompt="say a rather long farewell to all", max_tokens=100))
+    await until(lambda: bool(fake.seen))
+    os.kill(os.getpid(), signal.SIGTERM)
+    await whole
+    await running.task
+    assert caplog.messages[-2:] == [
+        "SIGTERM: no new requests are taken; 1 running may go on for at most 7 s",
+        "HTTP has ended; the engine is stopped",
+    ]
 
 
 async def test_an_idle_server_ends_at_once(start: Start) -> None:

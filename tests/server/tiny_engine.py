@@ -12,7 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.args import with_pipeline
-from tests.server.fake_engine import make_tokenizer
+from tests.server.scripts import make_tokenizer
 
 NUM_DRAFTS = 3
 MODES = ("off", "sequential", "parallel")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minedraft_core.types import DraftItem, Sampling
-from minedraft_core.vllm.cpu.lookahead import LookaheadTally
+from minedraft_core.vllm.cpu.lookahead import Chances, LookaheadTally
 from minedraft_core.vllm.cpu.noise import Draw, SeedStream
 from minedraft_core.vllm.cpu.query import Query
 
@@ -14,8 +14,9 @@ from minedraft_core.vllm.cpu.query import Query
 class DraftContext:
     """One request. The KV cache holds `cached` valid positions.
 
-    `chain` is what the drafter wrote after the context, with `logprobs` where they are computed; its last `ahead` tokens were drafted
-    ahead. While there is a chain the cache holds the whole context and the chain but for its last token, which was never an input.
+    `chain` is what the drafter wrote after the context, with `logprobs` where they are computed. Its last `ahead` tokens were drafted
+    ahead; its first `given` are the draft that was handed out, where lookahead learns from it. While there is a chain the cache holds the
+    whole context and the chain but for its last token, which was never an input.
     `sampling` tells how the target draws, and `seeds` with which noise; both are none for a greedy request.
     """
 
@@ -25,6 +26,7 @@ class DraftContext:
     chain: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     ahead: int = 0
+    given: int = 0
     sampling: Sampling | None = None
     seeds: SeedStream | None = None
 
@@ -45,6 +47,18 @@ class DraftContext:
         self.chain.append(token)
         self.cached = len(self.tokens)
 
+    @property
+    def sureness(self) -> float:
+        """The draft's log-probability, 0 where it is not computed."""
+        return sum(self.logprobs[: self.given])
+
+    def accepted_whole(self, tokens: list[int]) -> bool | None:
+        """Whether the target accepted the whole draft, as these tokens tell; None where it was cut before it was verified."""
+        draft = self.chain[: self.given]
+        if tokens[: self.given] == draft:
+            return True
+        return None if tokens == draft[: len(tokens)] else False
+
     def extend(self, tokens: list[int]) -> bool:
         """Take in what the target delivered; True where all of it was on the chain, whose rest then goes on.
 
@@ -58,7 +72,7 @@ class DraftContext:
             self.cached += min(matching, len(self.chain) - 1)
         self.tokens += tokens
         kept = matching if on_chain else len(self.chain)
-        self.chain, self.logprobs, self.ahead = self.chain[kept:], self.logprobs[kept:], 0
+        self.chain, self.logprobs, self.ahead, self.given = self.chain[kept:], self.logprobs[kept:], 0, 0
         return on_chain
 
 
@@ -71,7 +85,7 @@ class DraftContexts:
 
     def __init__(self, num_blocks: int, block_size: int, max_context: int) -> None:
         self._block_size, self._max_context = block_size, max_context
-        self.tally = LookaheadTally()
+        self.tally, self.chances = LookaheadTally(), Chances()
         self._free = list(range(num_blocks - 1, 0, -1))
         self._contexts: dict[str, DraftContext] = {}
 
@@ -84,6 +98,8 @@ class DraftContexts:
         if context is None or len(context.tokens) != item.base:
             known = None if context is None else len(context.tokens)
             raise OutOfSyncError(f"request {item.request_id}: the engine assumes {item.base} known tokens, known are {known}")
+        if context.given and (whole := context.accepted_whole(item.tokens)) is not None:
+            self.chances.learn(context.sureness, whole=whole)
         ahead = context.ahead
         on_chain = context.extend(item.tokens)
         if ahead:

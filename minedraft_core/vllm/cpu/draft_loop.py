@@ -51,8 +51,11 @@ class DraftLoop:
         self._draft(list(work.values()))
         for index, (context, limit) in work.items():
             rows[index], scores[index] = context.chain[:limit], context.logprobs[:limit]
-            if batch.ahead and self._contexts.reserve(context, limit + batch.ahead):
-                self._goals[batch.items[index].request_id] = context, limit + batch.ahead
+            context.given = limit if batch.ahead else 0
+        if batch.ahead and self._contexts.chances.worth(context.sureness for context, _ in work.values()):
+            for index, (context, limit) in work.items():
+                if self._contexts.reserve(context, limit + batch.ahead):
+                    self._goals[batch.items[index].request_id] = context, limit + batch.ahead
         return DraftResult(
             batch.round,
             [item.request_id for item in batch.items],

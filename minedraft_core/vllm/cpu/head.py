@@ -51,12 +51,12 @@ class ScoringHead(DraftHead):
         """hidden [n, hidden] -> n tokens and their log-probabilities, at most 0."""
         scores = self._scores(hidden)
         tokens = self._tokens(scores, draws)
-        temperatures = torch.tensor([1.0 if draw is None else draw.temperature for draw in draws])
-        scaled = scores / temperatures[:, None]
-        own = scaled.gather(1, torch.searchsorted(self._token_ids, tokens)[:, None]).squeeze(1)
+        if any(draw is not None for draw in draws):
+            scores = scores / torch.tensor([[1.0 if draw is None else draw.temperature] for draw in draws])
+        # PyTorch runs softmax faster than logsumexp on a CPU.
+        own = scores.softmax(dim=1).gather(1, torch.searchsorted(self._token_ids, tokens)[:, None]).squeeze(1)
         # Rounding may lift a certain token above 0.
-        logprobs = (own - scaled.logsumexp(dim=1)).clamp(max=0.0)
-        return Chosen(tokens.tolist(), logprobs.tolist())
+        return Chosen(tokens.tolist(), own.log().clamp(max=0.0).tolist())
 
 
 def narrow_scores(weight: torch.Tensor, token_ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -8,9 +8,10 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from minedraft_core.attendance import AttendedDrafting
 from minedraft_core.config import PipelineConfig
-from minedraft_core.supervisor import DraftSupervisor
-from minedraft_core.types import DrafterRecord, Record
+from minedraft_core.supervisor import Drafting, DraftSupervisor
+from minedraft_core.types import DrafterRecord, Mode, Record
 from minedraft_core.vllm.cpu.client import DraftProcess
 from minedraft_core.vllm.cpu.messages import DraftProcessConfig
 
@@ -36,7 +37,7 @@ def process_config(config: PipelineConfig, vllm_config: VllmConfig, kv_cache_con
         vocab_size=model.get_vocab_size(),
         cores=config.drafter.cores,
         trust_remote_code=model.trust_remote_code,
-        scored=config.speculative.tetris,
+        scored=config.speculative.tetris or config.speculative.mode is Mode.PEARL,
         replay=config.drafter.replay,
         replay_acceptance=config.drafter.replay_acceptance,
     )
@@ -47,8 +48,8 @@ def supervised_drafting(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     report: Callable[[Record], None],
-) -> DraftSupervisor:
-    """A drafter that is loaded. Raises DrafterError where it cannot be."""
+) -> Drafting:
+    """A drafter that is loaded. `report` is called from several threads, one at a time. Raises DrafterError where it cannot be."""
     wanted = process_config(config, vllm_config, kv_cache_config)
 
     def announce(record: DrafterRecord) -> None:
@@ -60,4 +61,4 @@ def supervised_drafting(
 
     supervisor = DraftSupervisor(lambda: DraftProcess(wanted), config.drafter, wanted.vocab_size, announce)
     supervisor.start()
-    return supervisor
+    return AttendedDrafting(supervisor)

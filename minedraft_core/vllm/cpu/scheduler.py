@@ -6,7 +6,9 @@ the last update placed. So with two sides the drafts of the side due next are ma
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,27 +18,24 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from minedraft_core.config import MineDraftConfig, PipelineConfig
+from minedraft_core.config import PipelineConfig
 from minedraft_core.control import ControlServer, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.ledger import Context
 from minedraft_core.overlap import hidden_us
+from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.supervisor import Drafting, Gathered, NoDrafting
-from minedraft_core.tetris import Choice, Everything, Tetris
 from minedraft_core.types import DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.cpu.launch import supervised_drafting
 from minedraft_core.vllm.cpu.noise import sampling_of, seeded
-from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
+from minedraft_core.vllm.scheduler import CadenceMixin, choice_of, own_limit
 
 _RECENT_PASSES = 16
+# One at a time uses all cores already.
+_COMPILERS = 2
+_LEAST_PRIORITY = 19
 _US = 1e-6
-
-
-def _choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
-    if not config.tetris:
-        return Everything()
-    return Tetris(config.tetris_extra_proposals, config.tetris_turn_on_batch_size, config.tetris_capacity, max_requests)
 
 
 @dataclass
@@ -61,12 +60,13 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
     """vLLM's synchronous scheduler with a cadence and a supervised drafter. Configured by `additional_config["minedraft"]`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        end_with_parent()
         super().__init__(*args, **kwargs)
         config = PipelineConfig.model_validate(self.vllm_config.additional_config["minedraft"])
         self.mode = config.speculative.mode
         self.num_drafts = config.speculative.num_speculative_tokens if self.mode is not Mode.OFF else 0
         self.cadence = cadence_of(self.mode)
-        self._choice = _choice_of(config.speculative, self.scheduler_config.max_num_seqs)
+        self._choice = choice_of(config.speculative, self.scheduler_config.max_num_seqs)
         self._draft_temperature = config.speculative.draft_temperature
         self._records: list[Record] = [ModeRecord(self.mode, self.num_drafts)]
         self._step = _Step()
@@ -76,11 +76,14 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
         self._feed: Feed = FeedWriter(config.feed_address) if config.feed_address else NoFeed()
         self._drafting: Drafting = NoDrafting()
         if self.mode is not Mode.OFF:
-            self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._records.append)
+            self._drafting = supervised_drafting(config, self.vllm_config, self.kv_cache_config, self._report)
         self._orders: Orders = NoOrders()
         if config.control_address is not None:
             most = self.num_drafts
             self._orders = ControlServer(config.control_address, lambda order: check_order(order, most, tuple(Mode)))
+        # Grammars are compiled by threads of this process, on the cores of the target: they get what it leaves.
+        manager = self.structured_output_manager
+        manager.executor = ThreadPoolExecutor(_COMPILERS, "compiler", initializer=os.nice, initargs=(_LEAST_PRIORITY,))
         self._flush()
 
     def add_request(self, request: Request) -> None:
@@ -229,6 +232,10 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             )
         )
         self._idle_since_us = end_us if self.running else None
+
+    def _report(self, record: Record) -> None:
+        """Send what another thread has to say: it cannot wait for the next step."""
+        self._feed.push((record,))
 
     def _flush(self) -> None:
         if self._records:

@@ -53,11 +53,16 @@ class Shape:
 class DraftEngine:
     """Drafts on one device for a target on another one, or on the same."""
 
-    def __init__(self, model: DraftModel, target: torch.device, draft_logits: torch.Tensor | None, *, use_fp64: bool) -> None:
-        """`draft_logits` [slots, k, vocabulary] on the target's device is where logits land for jobs whose drafts are sampled."""
+    def __init__(
+        self, model: DraftModel, target: torch.device, draft_logits: torch.Tensor | None, *, use_fp64: bool, scored: bool = False
+    ) -> None:
+        """`draft_logits` [slots, k, vocabulary] on the target's device is where logits land for jobs whose drafts are sampled.
+
+        `scored`: jobs also tell how likely the most likely token of each position is.
+        """
         self._model, self._target, self._device = model, target, model.device
         self._crosses = target != self._device
-        self._draft_logits, self._use_fp64 = draft_logits, use_fp64
+        self._draft_logits, self._use_fp64, self._scored = draft_logits, use_fp64, scored
         with torch.cuda.device(self._device):
             self._stream = torch.cuda.Stream(self._device)
         self._copies = torch.cuda.Stream(target)
@@ -96,8 +101,10 @@ class DraftEngine:
             self._by_one = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
             self._by_two = 2 * self._by_one
             self._drafts = zeros(rows, drafts, dtype=torch.int64)
+            self._scores = zeros(rows, drafts, dtype=torch.float32)
         self._packs = torch.zeros(RING, rows, width, dtype=torch.int32, device=self._target)
         self._landing = torch.zeros(RING, rows, drafts, dtype=torch.int64, device=self._target)
+        self._landing_scores = torch.zeros(RING, rows, drafts, dtype=torch.float32, device=self._target)
         self.settle()
 
     def bucket(self, num_reqs: int) -> int:
@@ -153,6 +160,8 @@ class DraftEngine:
             if drafts:
                 self._graphs[rows, job.sampled].replay()
                 self._landing[job.slot, : job.num_reqs].copy_(self._drafts[: job.num_reqs], non_blocking=True)
+                if self._scored:
+                    self._landing_scores[job.slot, : job.num_reqs].copy_(self._scores[: job.num_reqs], non_blocking=True)
                 if job.sampled:
                     self._land_logits(job)
             self.timer.log.stamp(job.ticket.end)
@@ -162,6 +171,10 @@ class DraftEngine:
         """Make the target's current stream wait for a job. Returns its drafts on the target's device, int64 [num_reqs, k]."""
         torch.cuda.current_stream(self._target).wait_event(self._done[job.slot])
         return self._landing[job.slot, : job.num_reqs]
+
+    def scores(self, job: DraftJob) -> torch.Tensor:
+        """Of a job that `land` waited for: logarithms of the largest draft probabilities at temperature 1, float32 [num_reqs, k]."""
+        return self._landing_scores[job.slot, : job.num_reqs]
 
     def abandon(self) -> None:
         """Make the target's current stream wait for all that was enqueued, so that nothing of it lands later."""
@@ -258,6 +271,8 @@ class DraftEngine:
     def _choose(self, hidden: torch.Tensor, positions: torch.Tensor, step: int, rows: int, *, sampled: bool) -> None:
         """The token of a step: the argmax, or a draw with its logits kept as vLLM's own speculators keep them."""
         logits = self._model.logits(hidden)
+        if self._scored:
+            self._scores[:rows, step] = logits.amax(dim=-1).float() - logits.float().logsumexp(dim=-1)
         if not sampled:
             self._drafts[:rows, step] = logits.argmax(dim=-1)
             return

@@ -27,7 +27,11 @@ _PATIENCE = 10_000_000
 class LookaheadEngine(DraftEngine):
     """Drafts that are pieces of chains, which go on while the target verifies."""
 
-    def __init__(self, model: DraftModel, target: torch.device, draft_logits: torch.Tensor | None, *, use_fp64: bool) -> None:
+    def __init__(
+        self, model: DraftModel, target: torch.device, draft_logits: torch.Tensor | None, *, use_fp64: bool, scored: bool = False
+    ) -> None:
+        """As the base's. Jobs have no scores: TETRIS is refused beside lookahead."""
+        assert not scored
         super().__init__(model, target, draft_logits, use_fp64=use_fp64)
         self._steps_ahead = self._steps_before = 0
         self._log = AheadLog(self.timer, self._device)

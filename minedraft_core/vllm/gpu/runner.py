@@ -18,6 +18,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.vllm.gpu.engine import DraftEngine
@@ -27,6 +28,7 @@ from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_
 from minedraft_core.vllm.gpu.output import PacedOutput, TimedAsyncOutput
 from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
+from minedraft_core.vllm.gpu.tetris import DeviceTetris, room_of
 from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, PassTimer
 
 # What the drafter needs beside weights and KV: activations of a prompt chunk, graphs, FlashAttention's partial results.
@@ -80,7 +82,13 @@ class MineDraftModelRunner(GPUModelRunner):
             with torch.cuda.device(drafter):
                 self._model = DraftModel(config, drafter, group)
             engine = LookaheadEngine if self._config.speculative.force_pearl else DraftEngine
-            self._engine = engine(self._model, self.device, self._pipeline.draft_logits, use_fp64=self.model_config.use_fp64_gumbel)
+            self._engine = engine(
+                self._model,
+                self.device,
+                self._pipeline.draft_logits,
+                use_fp64=self.model_config.use_fp64_gumbel,
+                scored=self._pipeline.scores is not None,
+            )
             self._bytes_per_token = self._model.bytes_per_token
             _announce(self._layout.describe())
         self._bytes_per_token = get_tp_group().broadcast_object(self._bytes_per_token, src=0)
@@ -127,7 +135,14 @@ class MineDraftModelRunner(GPUModelRunner):
     ) -> None:
         """Allocate the target's cache, then the drafter's with as many blocks."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
-        if self._pipeline is None or is_profiling:
+        if self._pipeline is None:
+            return
+        room = room_of(self._config.speculative, self.max_num_reqs)
+        if room is not None and self._pipeline.scores is not None:
+            # In place of vLLM's own, which it made since its speculative configuration asks for trimming.
+            starts, most_logits = self.input_buffers.query_start_loc, get_max_chunk_logits(self.vocab_size)
+            self.adaptive_verification = DeviceTetris(self._pipeline.scores, starts, room, most_logits)
+        if is_profiling:
             return
         group_id = self._full_attention_group(self.kv_cache_config)
         num_blocks = self.kv_cache_config.num_blocks

@@ -22,11 +22,13 @@ from minedraft_core.control import WITHOUT_LOOKAHEAD, ControlServer, ModeOrder, 
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
 from minedraft_core.lookahead import steps_ahead
 from minedraft_core.overlap import hidden_us
+from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.gpu.output import PacedOutput, TimedOutput
+from minedraft_core.vllm.gpu.tetris import room_of
 from minedraft_core.vllm.gpu.timing import PassTimes
-from minedraft_core.vllm.scheduler import CadenceMixin, own_limit
+from minedraft_core.vllm.scheduler import CadenceMixin, choice_of, own_limit
 
 _RECENT_PASSES = 16
 _US = 1e-6
@@ -54,10 +56,15 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
     """vLLM's asynchronous scheduler with a cadence. Configured by `additional_config["minedraft"]` and vLLM's speculative configuration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        end_with_parent()
         super().__init__(*args, **kwargs)
         config = PipelineConfig.model_validate(self.vllm_config.additional_config.get("minedraft", {}))
         config.speculative.check_on_gpus()
-        self.num_drafts: int = self.num_spec_tokens
+        self._choice = choice_of(config.speculative, self.scheduler_config.max_num_seqs)
+        self._room = room_of(config.speculative, self.scheduler_config.max_num_seqs)
+        extra = config.speculative.tetris_extra_proposals if self._room is not None else 0
+        most_drafts: int = max(0, self.num_spec_tokens - extra)
+        self.num_drafts: int = most_drafts
         self.mode = Mode.OFF
         if self.num_drafts:
             self.mode = _mode_of(config.speculative)
@@ -75,7 +82,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         self._orders: Orders = NoOrders()
         if config.control_address is not None:
             modes = tuple(Mode) if self._looks_ahead else WITHOUT_LOOKAHEAD
-            self._orders = ControlServer(config.control_address, lambda order: check_order(order, self.num_spec_tokens, modes))
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most_drafts, modes))
         self._is_prompt_run = False
         self._preempted = 0
         self._follows = False
@@ -134,7 +141,8 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         scheduled = scheduler_output.num_scheduled_tokens
         self._is_prompt_run = any(request_id not in self.cadence for request_id in scheduled)
         # The worker drafts for this pass, and vLLM plans the next one, with so many.
-        scheduler_output.num_spec_tokens_to_schedule = self.num_drafts
+        width = self._choice.width(self.num_drafts, len(scheduled)) if self.num_drafts else 0
+        scheduler_output.num_spec_tokens_to_schedule = width
         super()._update_after_schedule(scheduler_output)
         if not self.num_spec_tokens:
             return
@@ -143,9 +151,9 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             if not self.num_drafts and not request.is_prefill_chunk:
                 self._unknown.add(request_id)
             if request.spec_token_ids:
-                request.spec_token_ids = request.spec_token_ids[: own_limit(request)] if self._can_draft(request) else []
+                request.spec_token_ids = request.spec_token_ids[: own_limit(request)] if self._can_draft(request, width) else []
 
-    def _can_draft(self, request: Request) -> bool:
+    def _can_draft(self, request: Request, width: int) -> bool:
         """Whether drafts will be at hand when the request is next verified.
 
         The drafter does not know what a request got while nothing was drafted.
@@ -156,7 +164,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             self._drafter_up
             and request.request_id not in self._unknown
             and not request.use_structured_output
-            and request.num_computed_tokens + self.num_drafts <= self._longest_draft
+            and request.num_computed_tokens + width <= self._longest_draft
         )
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> dict[int, EngineCoreOutputs]:
@@ -226,7 +234,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                     end_us=job.end_us,
                     hidden_us=hidden_us(drafted, self._spans),
                     batched_requests=job.num_reqs,
-                    drafted_per_position=[job.num_reqs] * self.num_drafts,
+                    drafted_per_position=[job.num_reqs] * self._choice.width(self.num_drafts, job.num_reqs),
                 )
             )
         self._records += [
@@ -240,7 +248,9 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             self._draft_us.extend(job.end_us - job.start_us for job in jobs)
         counts = self.cadence.counts
         counted = [pair for pair in drafts if pair[0]]
-        verified = sum(drafted for drafted, _ in counted)
+        lengths = [drafted for drafted, _ in counted]
+        proposed = sum(lengths)
+        verified = proposed if self._room is None else self._room.kept(lengths)
         self._records.append(
             StepRecord(
                 step=self._steps,
@@ -253,7 +263,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                 batched_requests=len(scheduler_output.num_scheduled_tokens),
                 preempted_requests=known.preempted,
                 batched_token_num=scheduler_output.total_num_scheduled_tokens,
-                proposed_len=verified,
+                proposed_len=proposed,
                 verify_len=verified,
                 accepted_num=sum(accepted for _, accepted in counted),
                 generated_num=sum(len(output.new_token_ids) for group in outputs.values() for output in group.outputs),
@@ -265,7 +275,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                 side_requests=counts,
                 drafter_wait_us=times.wait_us if times is not None and counted else None,
                 drafts=counted,
-                dropped={},
+                dropped={"tetris": proposed - verified} if proposed > verified else {},
                 fallback_reason=None if self._drafter_up or not self.num_drafts else "down",
             )
         )

@@ -56,6 +56,12 @@ class PipelineSpeculator(BaseSpeculator):
         if speculative.draft_sample_method == "probabilistic":
             shape = (config.scheduler_config.max_num_seqs, self.num_drafts, draft.get_vocab_size())
             self.draft_logits = torch.zeros(shape, dtype=draft.head_dtype, device=device)
+        # vLLM's names: whether it trims batches on the device, and the confidences it does so by, which land with the drafts here.
+        self.enable_adaptive_verification: bool = speculative.enable_adaptive_verification
+        self.draft_token_confidence_probs: None = None
+        self.scores: torch.Tensor | None = None
+        if self.enable_adaptive_verification:
+            self.scores = torch.zeros(config.scheduler_config.max_num_seqs, self.num_drafts, dtype=torch.float32, device=device)
 
     def connect(self, engine: DraftEngine | None, states: RequestState, sampling: SamplingStates) -> None:
         """Give the speculator its engine, on rank 0, and the runner's states. Once both models are loaded."""
@@ -229,6 +235,17 @@ class PipelineSpeculator(BaseSpeculator):
             if job.sampled:
                 self._share_logits(job)
         self._states.draft_tokens[job.idx] = tokens
+        if self.scores is not None:
+            self._land_scores(job, self.scores)
+
+    def _land_scores(self, job: DraftJob, scores: torch.Tensor) -> None:
+        """Scores of a failed drafter stay as they were: they decide which drafts are verified, and its are wrong anyway."""
+        rows = scores[job.idx]
+        if self._engine is not None and not self._lost(job):
+            rows = self._engine.scores(job)
+        if self._group.world_size > 1:
+            self._group.broadcast(rows, src=0)
+        scores[job.idx] = rows
 
     def _landed(self, job: DraftJob) -> torch.Tensor:
         buffer = self._buffer[: job.num_reqs]

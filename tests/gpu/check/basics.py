@@ -36,7 +36,13 @@ def pipeline(arguments, draft, mode, device, length=None):
     return PipelineConfig(
         target_cores=cores[0],
         speculative=MineDraftConfig(
-            model=draft, num_speculative_tokens=arguments.k, is_parallel=mode == "parallel" or ahead, force_pearl=ahead
+            model=draft,
+            num_speculative_tokens=arguments.k,
+            is_parallel=ahead or mode.startswith("parallel"),
+            force_pearl=ahead,
+            tetris=mode.endswith("-tetris"),
+            tetris_capacity=half_of_a_batch(arguments, mode),
+            tetris_extra_proposals=2,
         ),
         drafter=DrafterConfig(
             cores=cores[1],
@@ -47,6 +53,11 @@ def pipeline(arguments, draft, mode, device, length=None):
             attention=arguments.drafter_attention,
         ),
     )
+
+
+def half_of_a_batch(arguments, mode):
+    """Half of the drafts of a pass over BATCH requests, or over one side of them."""
+    return max(1, arguments.k * BATCH // (4 if mode.startswith("parallel") else 2))
 
 
 @contextmanager
@@ -226,9 +237,9 @@ def _compare(arguments, target, draft, runs) -> None:
     texts, flags = read_prompts(), quick()
     results, prompts = {}, []
     for mode, device, extra in [("off", None, ()), *runs]:
-        with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, 16, *flags, *extra) as running:
+        with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, BATCH, *flags, *extra) as running:
             prompts = running.tokenize(texts)
-            results[mode, device, extra], records = decode(running, prompts, 96, 16)
+            results[mode, device, extra], records = decode(running, prompts, 96, BATCH)
             say(None, f"{mode} {device} {' '.join(extra)}: {summary(records)}")
     reference = results.pop(("off", None, ()))
     cases = {}
@@ -278,6 +289,29 @@ def stage_acceptance(arguments) -> None:
     for key, found in shares.items():
         worst = max(abs(a - b) for a, b in zip(found, native, strict=True))
         say(worst <= 0.02, f"{key}: acceptance by position within {worst:.3f} of vLLM's own")
+
+
+def stage_tetris(arguments) -> None:
+    runs = [(f"{mode}-tetris", device, ()) for mode, device in itertools.product(("sequential", "parallel"), arguments.devices)]
+    _compare(arguments, arguments.target, arguments.draft, runs)
+    lengths = {}
+    for mode in ("sequential", "sequential-tetris", "parallel", "parallel-tetris"):
+        with (
+            attempt(mode),
+            engine(
+                arguments, arguments.target, arguments.draft, mode, arguments.devices[0], BATCH, "--compilation-config", FAST
+            ) as running,
+        ):
+            prompts = running.tokenize(read_prompts())
+            _, records = decode(running, prompts + prompts[: -len(prompts) % BATCH], 200, BATCH)
+            steps = [record for record in records if isinstance(record, StepRecord) and record.verify_len and not record.is_prompt_run]
+            visits = sum(step.batched_requests for step in steps)
+            lengths[mode] = sum(step.accepted_num for step in steps) / visits
+            most = max(step.verify_len for step in steps)
+            say(None, f"{mode}: {most} drafts verified in a pass at most, {lengths[mode]:.3f} accepted a visit; {summary(records)}")
+            if mode.endswith("-tetris"):
+                say(most == half_of_a_batch(arguments, mode), f"{mode}: {most} of {half_of_a_batch(arguments, mode)} drafts verified")
+                say(lengths[mode] > 0.7 * lengths[mode.removesuffix("-tetris")], f"{mode}: what half of the verification accepts")
 
 
 def stage_speed(arguments) -> None:

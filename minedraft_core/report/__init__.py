@@ -1,0 +1,1 @@
+"""Traces read back: figures, tables, plots, a page and a notebook."""

@@ -1,0 +1,122 @@
+"""A load test of the real server: what the client measured, what the server's metrics say and what its trace holds are the same."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loadtest.prompts import load_prompts
+from loadtest.sample import Outcome
+from minedraft_core.bench.prompts import SHIPPED
+from tests.engine.test_serving import Served, served  # noqa: F401 - a fixture
+from tests.loadtest.running import Ran, run_load_test
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+SECONDS = 40
+WITHIN = 0.03
+LOAD = ["-u", "4", "--max-tokens", "40:60", "--extra-body", '{"ignore_eos": true, "temperature": 0}']
+TIMES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
+
+
+def long_prompts() -> list[str]:
+    """Prompts that take the target a second, so that what HTTP adds is little beside it; each begins otherwise, so none is cached."""
+    longest = sorted(load_prompts(SHIPPED), key=len)[-20:]
+    pairs = list(zip(longest, reversed(longest), strict=True))
+    return [f"Task {turn}-{number}. {first} {second}" for turn in range(20) for number, (first, second) in enumerate(pairs)]
+
+
+class Watched:
+    """A load test and what the server told of it."""
+
+    def __init__(self, server: Served, folder: Path) -> None:
+        self._server = server
+        prompts = folder / "prompts.jsonl"
+        prompts.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in long_prompts()))
+        load = [*LOAD, "--prompts", str(prompts)]
+        warm = run_load_test(server.url, folder, "-t", "4s", *load, "--seed", "1")
+        assert warm.code == 0, warm.log
+        before, seen = self._counters(), len(server.lines("request"))
+        self.ran: Ran = run_load_test(server.url, folder, "-t", f"{SECONDS}s", *load, "--slo-ttft-ms", "60000", seconds=200)
+        assert self.ran.code == 0, self.ran.log
+        time.sleep(1)
+        self.counted = {name: value - before[name] for name, value in self._counters().items()}
+        self.trace: list[dict[str, Any]] = server.lines("request")[seen:]
+
+    def _counters(self) -> dict[str, float]:
+        metric = self._server.metric
+        found = {f"{name}_{part}": metric(f"{family}_{part}") for name, family in TIMES.items() for part in ("sum", "count")}
+        found["requests"] = metric("minedraft_requests_finished_total", reason="length")
+        found["tokens"] = metric("minedraft_generation_tokens_total")
+        found["good"] = metric("minedraft_goodput_requests_total")
+        return found
+
+    def mean_ms(self, name: str) -> float:
+        """The mean of a time, by the metrics."""
+        return 1000 * self.counted[f"{name}_sum"] / self.counted[f"{name}_count"]
+
+    def traced_ms(self, name: str) -> list[float]:
+        """A time of every request, by the trace."""
+        times = {
+            "ttft": lambda line: line["first_token_us"] - line["start_us"],
+            "tpot": lambda line: (line["end_us"] - line["first_token_us"]) / (line["gen_len"] - 1),
+            "e2e": lambda line: line["end_us"] - line["start_us"],
+        }
+        return [times[name](line) / 1000 for line in self.trace]
+
+
+@pytest.fixture(scope="module")
+def watched(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:  # noqa: F811
+    yield Watched(served, tmp_path_factory.mktemp("load"))
+    served.process.terminate()
+    served.process.wait(60)
+
+
+def test_requests_and_tokens_are_the_same(watched: Watched) -> None:
+    figures = watched.ran.results.figures
+    assert figures.done == watched.counted["requests"] == len(watched.trace)
+    assert figures.completion_tokens == watched.counted["tokens"] == sum(line["gen_len"] for line in watched.trace)
+    assert figures.prompt_tokens == sum(line["prompt_len"] for line in watched.trace)
+    assert figures.done == watched.counted["good"]
+    assert figures.done >= 4
+
+
+@pytest.mark.parametrize("name", list(TIMES))
+def test_times_agree_with_metrics_and_trace(name: str, watched: Watched) -> None:
+    found = getattr(watched.ran.results.figures, f"{name}_ms")
+    traced = watched.traced_ms(name)
+    assert found.mean == pytest.approx(watched.mean_ms(name), rel=WITHIN)
+    assert found.mean == pytest.approx(np.mean(traced), rel=WITHIN)
+    assert [found.p50, found.p95] == pytest.approx(np.percentile(traced, [50, 95]).tolist(), rel=WITHIN)
+
+
+def test_throughput_agrees_with_the_trace(watched: Watched) -> None:
+    begin, end = min(line["start_us"] for line in watched.trace), max(line["end_us"] for line in watched.trace)
+    tokens = sum(line["gen_len"] for line in watched.trace)
+    assert watched.ran.results.figures.tokens_per_second == pytest.approx(tokens / (end - begin) * 1e6, rel=WITHIN)
+
+
+def test_locusts_own_tables_agree_too(watched: Watched) -> None:
+    done = [sample for sample in watched.ran.samples if sample.outcome is Outcome.DONE]
+    for kind, seconds in (
+        ("TTFT", [sample.first for sample in done]),
+        ("TPOT", [sample.tpot for sample in done]),
+        ("POST", [sample.end for sample in done]),
+    ):
+        row = watched.ran.rows[kind, "/v1/completions"]
+        values = [value * 1000 for value in seconds if value is not None]
+        assert int(row["Request Count"]) == len(values) == len(watched.trace)
+        assert float(row["Average Response Time"]) == pytest.approx(np.mean(values), rel=0.001)
+        assert float(row["100%"]) == pytest.approx(max(values), rel=0.006)
+        # Locust takes a value that was measured, others what lies between two.
+        assert any(float(row["50%"]) == pytest.approx(value, rel=0.006) for value in values)
+        assert min(values) <= 1.006 * float(row["50%"]) <= 1.012 * np.percentile(values, 75)
