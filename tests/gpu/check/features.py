@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def cases() -> list[Case]:
         Case("greedy", {}),
         Case("logprobs", {"logprobs": 3}),
         Case("prompt_logprobs", {"prompt_logprobs": 1}),
-        Case("n", {"n": 3}),
+        Case("n", {"n": 3, "temperature": 1.0, "top_k": 1}),
         Case("presence and frequency penalty", {"presence_penalty": 0.8, "frequency_penalty": 0.4}, processed=True),
         Case("repetition penalty", {"repetition_penalty": 1.3}, processed=True),
         Case("logit_bias", {"logit_bias": {"30": -100.0, "42": 2.0, "28": -3.0}}, processed=True),
@@ -63,7 +64,8 @@ def short_draft(draft: Path, folder: Path) -> str:
 
 
 def asks(case: Case, prompts: list[list[int]], **more) -> list[Ask]:
-    return [Ask(prompt, {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True, **case.params, **more}) for prompt in prompts]
+    common = {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
+    return [Ask(prompt, {**common, **deepcopy(case.params), **more}) for prompt in prompts]
 
 
 def long_prompts(prompts: list[list[int]]) -> list[list[int]]:

@@ -70,7 +70,7 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
         params = {"max_tokens": tokens, "ignore_eos": True, "temperature": choose.choice((0.0, 0.0, 0.7, 1.0))}
         if choose.random() < 0.3:
             params["seed"] = choose.randint(0, 1000)
-        if choose.random() < 0.1:
+        if params["temperature"] and choose.random() < 0.15:
             params["n"] = 2
         abort_after = choose.randint(1, tokens) if choose.random() < 0.15 else None
         output = await answer(running, Ask(prompt[:700], params, abort_after))
