@@ -22,7 +22,7 @@ SLOWER = 1.03  # of the time of a round, at most, where every chain is a miss
 WAIT_MS = 0.3  # for drafts that were made ahead, at most
 ALWAYS = "always right"
 CONCURRENCY = (1, 8)
-DEPTH = 7  # times as many layers
+DEPTH = 12  # times as many layers
 
 
 def deepen(source: Path, folder: Path, times: int) -> str:
@@ -70,7 +70,7 @@ def stage_pearl(arguments) -> None:
 
 
 def _twins(arguments, target: str) -> None:
-    """A drafter with the target's tokens: chains go on, greedy and sampled, alone and together, also under preemption and chunked prompts."""
+    """A drafter with the target's tokens: chains go on, greedy and sampled, alone and together, also under preemption."""
     cases = [(arguments.devices[0], ()), *((device, ()) for device in arguments.devices[1:])]
     if not runs_on_cpu():
         cases.append((arguments.devices[0], TIGHT))
@@ -79,10 +79,8 @@ def _twins(arguments, target: str) -> None:
         with attempt(name), engine(arguments, target, arguments.target, "pearl", device, 16, *quick(), *extra) as running:
             prompts = running.tokenize(read_prompts()[:32])
             for concurrency, temperatures in ((1, (0.0,)), (16, (0.0,)), (16, (0.0, 1.0))):
-                alone = [[prompt] for prompt in prompts[:4]]
-                records = [
-                    record for part in (alone if concurrency == 1 else [prompts]) for record in sample(running, part, 160, temperatures)
-                ]
+                parts = [[prompt] for prompt in prompts[:4]] if concurrency == 1 else [prompts]
+                records = [record for part in parts for record in sample(running, part, 160, temperatures)]
                 drafts, accepted = by_position(records, arguments.k)
                 hits, misses, _ = shares(records)
                 rates = " ".join(f"{share:.3f}" for share in accepted)
@@ -91,7 +89,7 @@ def _twins(arguments, target: str) -> None:
 
 
 def _rounds(arguments, target: str, drafts: dict[str, str]) -> None:
-    """What a round takes in `pearl` and in `sequential`, for one request and for eight, with drafters that are right more and less often."""
+    """What a round takes in `pearl` and in `sequential`, with drafters that are right more and less often."""
     for name, draft in drafts.items():
         measured = {mode: _measured(arguments, target, draft, name, mode) for mode in ("sequential", "pearl")}
         for concurrency in CONCURRENCY:
