@@ -17,6 +17,9 @@ class ConfigError(ValueError):
 MOST_DRAFTS = 64
 """Draft tokens a step that are possible at most."""
 
+HEADS = ("eagle", "eagle3")
+"""Methods whose drafter is a head on the target's hidden states (EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840)."""
+
 
 class MineDraftConfig(BaseModel):
     """The keys of `--speculative-config`.
@@ -29,10 +32,10 @@ class MineDraftConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    method: Literal["draft_model"] | None = Field(
-        default=None, description="null or draft_model: drafts come from a draft model; EAGLE drafters are not in this version"
+    method: Literal["draft_model", "eagle", "eagle3"] | None = Field(
+        default=None, description="null or draft_model: a draft model; eagle or eagle3: a head on the target's hidden states, on GPUs"
     )
-    model: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="folder or name of the draft model")
+    model: Annotated[str, Field(min_length=1)] | None = Field(default=None, description="folder or name of the draft model or head")
     draft_tensor_parallel_size: Annotated[int, Field(ge=1, le=1)] = Field(
         default=1, description="devices the drafter is split over; only 1"
     )
@@ -65,6 +68,13 @@ class MineDraftConfig(BaseModel):
     def _possible(self) -> Self:
         if self.force_pearl and not self.is_parallel:
             raise ValueError("'force_pearl' puts lookahead in the place of two sides: set 'is_parallel' to true, or remove 'force_pearl'")
+        if self.method in HEADS and self.force_pearl:
+            raise ValueError(
+                f"'force_pearl' and {self.method!r} exclude each other: a head cannot go on before the target's hidden states have come; "
+                "remove 'force_pearl', or take a draft model"
+            )
+        if self.method in HEADS and self.model is None:
+            raise ValueError(f"'method' {self.method!r} needs a head: set 'model' to its folder or name")
         if self.longest_draft > MOST_DRAFTS:
             raise ValueError(
                 f"'num_speculative_tokens' and 'tetris_extra_proposals' are {self.longest_draft} together; at most {MOST_DRAFTS} can be"
@@ -93,6 +103,14 @@ class MineDraftConfig(BaseModel):
             raise ConfigError("--speculative-config: 'tetris' does not go with 'force_pearl' on GPUs in this version: remove one of them")
         if self.draft_temperature is not None:
             raise ConfigError("--speculative-config: 'draft_temperature' works on CPU only in this version: remove it")
+
+    def check_on_cpu(self) -> None:
+        """Raise ConfigError for keys that only the GPU pipeline knows."""
+        if self.method in HEADS:
+            raise ConfigError(
+                f"--speculative-config: 'method' {self.method!r} works on GPUs only: a head reads the target's hidden states, which the "
+                "draft process on CPU does not get; take a draft model"
+            )
 
     @classmethod
     def parse(cls, source: str | dict[str, Any] | None) -> Self:

@@ -49,6 +49,9 @@ def bench_engine(
     json_file: Annotated[Path | None, typer.Option("--json", help="File that gets the rows.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Target model; without one, the embedded model.", show_default=False)] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model; the embedded target brings its own.", show_default=False)] = None,
+    method: Annotated[
+        Literal["draft_model", "eagle", "eagle3"], typer.Option(help="What --draft is: a draft model, or on GPUs an EAGLE head.")
+    ] = "draft_model",
     num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", min=1, max=64, help="Draft tokens a step.")] = 4,
     prompts: Annotated[
         Path, typer.Option(help='File of {"prompt": ...} or {"turns": [...]} lines; 64 questions of Spec-Bench ship.', show_default=False)
@@ -90,6 +93,7 @@ def bench_engine(
             Plan(
                 target=target,
                 draft=drafter,
+                method=method,
                 num_tokens=num_speculative_tokens,
                 arms=arms,
                 concurrency=_numbers("--concurrency", concurrency),

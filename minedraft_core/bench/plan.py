@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from minedraft_core.config import MOST_DRAFTS, ConfigError
+from minedraft_core.config import HEADS, MOST_DRAFTS, ConfigError
 from minedraft_core.types import Mode
 
 ALL_CORES = "off-all-cores"
@@ -53,7 +53,8 @@ class Plan:
 
     All of that is done `rounds` times, with engines started anew. `acceptance` is the probability of a replay, None for none.
     `acceptance_length` is the mean that vLLM's synthetic acceptance keeps, None for drafts that are verified; `prompt_tokens` the length
-    of random prompts, None for prompts of a file. `tetris_capacity` and `tetris_extra` are for the arms with TETRIS.
+    of random prompts, None for prompts of a file. `method` says what `draft` is.
+    `tetris_capacity` and `tetris_extra` are for the arms with TETRIS.
     """
 
     target: str
@@ -70,6 +71,7 @@ class Plan:
     prompt_tokens: int | None = None
     compiled_drafter: bool = False
     drafter_attention: Literal["flash", "fused"] = "flash"
+    method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
     tetris_capacity: int = 0
     tetris_extra: int = 0
 
@@ -142,6 +144,8 @@ def check(plan: Plan) -> Plan:
     modes = {arm.mode for arm in plan.arms}
     if modes != {Mode.OFF} and (not plan.draft or plan.num_tokens < 1):
         raise ConfigError("--draft and --num-speculative-tokens: speculation needs a drafter and at least 1 token")
+    if plan.method in HEADS and Mode.PEARL in modes:
+        raise ConfigError(f"--method {plan.method}: a head cannot draft ahead; leave pearl out of --modes")
     if plan.num_tokens + plan.tetris_extra > MOST_DRAFTS:
         raise ConfigError(f"--num-speculative-tokens and --tetris-extra-proposals: both together can be at most {MOST_DRAFTS}")
     if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:

@@ -88,6 +88,7 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
     if plan.acceptance is not None:
         drafter = DrafterConfig(cores=arm.cores.drafter, replay=str(recordings), replay_acceptance=plan.acceptance)
     speculative = MineDraftConfig(
+        method=plan.method,
         model=plan.draft,
         num_speculative_tokens=plan.num_tokens,
         is_parallel=arm.mode is not Mode.SEQUENTIAL,

@@ -1,7 +1,7 @@
 """Folders with a model's shape and no weights, for speed runs with `--load-format dummy --skip-tokenizer-init`.
 
 `python -m minedraft_core.bench.shapes FOLDER` writes one folder for each model. The figures are those of the models' public config.json
-files.
+files. A head of EAGLE is one layer of its target's shape; one of EAGLE-3 drafts from 32,000 tokens.
 """
 
 from __future__ import annotations
@@ -138,9 +138,27 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def _head(target: str, **more: Any) -> dict[str, Any]:
+    # vLLM runs heads of Qwen3, too, as Llama layers.
+    llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    return {**SHAPES[target], **llama, "num_hidden_layers": 1, "tie_word_embeddings": False, **more}
+
+
+_EAGLE3: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}
+
+HEAD_SHAPES: dict[str, dict[str, Any]] = {
+    "vicuna-7b-eagle": _head("vicuna-7b"),
+    "vicuna-13b-eagle": _head("vicuna-13b"),
+    "vicuna-33b-eagle": _head("vicuna-33b"),
+    "llama-3.1-8b-eagle3": _head("llama-3.1-8b", **_EAGLE3),
+    "qwen3-8b-eagle3": _head("qwen3-8b", **_EAGLE3),
+    "qwen3-32b-eagle3": _head("qwen3-32b", **_EAGLE3),
+}
+
+
 def write_shapes(folder: Path) -> None:
     """Write every shape into a folder of its name."""
-    for name, config in SHAPES.items():
+    for name, config in (SHAPES | HEAD_SHAPES).items():
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -84,9 +84,9 @@ def natively(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
 
 
 def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
-    """vLLM's speculative configuration for a drafter on GPUs; vLLM then checks that the two models fit together."""
+    """vLLM's speculative configuration for a drafter on GPUs; vLLM then checks that the two fit together."""
     speculation: dict[str, Any] = {
-        "method": "draft_model",
+        "method": config.speculative.method or "draft_model",
         "model": config.speculative.model,
         "num_speculative_tokens": config.speculative.longest_draft,
         "draft_tensor_parallel_size": 1,
@@ -104,6 +104,7 @@ def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
+    config.speculative.check_on_cpu()
     if config.drafter.device is not None:
         raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
     if config.drafter.synthetic_acceptance_length is not None:

@@ -18,7 +18,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import RequestStateStats
 
-from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.config import HEADS, ConfigError, PipelineConfig
 from minedraft_core.control import ControlClient, ModeOrder
 from minedraft_core.feed import FeedMessage, FeedReader
 from minedraft_core.types import Job, Record, RequestRecord, Span, StepRecord, now_us
@@ -161,13 +161,13 @@ def bench_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[Benc
 def native_engine(args: AsyncEngineArgs, config: PipelineConfig) -> Iterator[BenchEngine]:
     """vLLM's own speculative decoding on GPUs with the same models, ended with the block.
 
-    Runs on vLLM's V1 runner, whose drafter is compiled: vLLM's V2 drafter has no CUDA graphs and is slower. Only the scheduler is ours,
-    to record the passes. Raises ConfigError where it cannot be started.
+    A draft model runs on vLLM's V1 runner, which compiles it: on V2 it has no CUDA graphs and is slower. A head has them on V2. Only the
+    scheduler is ours, to record the passes. Raises ConfigError where it cannot be started.
     """
     if runs_on_cpu():
         raise ConfigError("native: vLLM's own speculative decoding is compared on GPUs only")
     runner = os.environ.get(_RUNNER)
-    os.environ[_RUNNER] = "0"
+    os.environ[_RUNNER] = "1" if config.speculative.method in HEADS else "0"
     try:
         with _recorded(lambda watched: natively(args, watched), config) as engine:
             yield engine

@@ -23,6 +23,8 @@ from minedraft_core.types import Mode
         ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "method": None, "draft_tensor_parallel_size": 1}, Mode.PARALLEL),
         ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "force_pearl": False}, Mode.PARALLEL),
         ({"model": "d", "num_speculative_tokens": 4, "is_parallel": True, "force_pearl": True, "tetris": True}, Mode.PEARL),
+        ({"model": "d", "num_speculative_tokens": 4, "method": "eagle"}, Mode.SEQUENTIAL),
+        ({"model": "d", "num_speculative_tokens": 4, "method": "eagle3", "is_parallel": True}, Mode.PARALLEL),
         ({"is_parallel": True, "force_pearl": True}, Mode.OFF),
     ],
 )
@@ -39,8 +41,8 @@ def test_nothing_given_is_plain_decoding():
 @pytest.mark.parametrize(
     ("key", "wrong", "allowed"),
     [
-        ("method", "eagle", "draft_model"),
-        ("method", "eagle3", "EAGLE drafters are not in this version"),
+        ("method", "eagle2", "draft_model"),
+        ("method", "medusa", "a head on the target's hidden states, on GPUs"),
         ("method", 1, "draft_model"),
         ("model", "", "draft model"),
         ("model", 7, "draft model"),
@@ -114,6 +116,8 @@ def test_the_published_configuration_is_taken_as_it_is():
         ({"is_parallel": False, "force_pearl": True}, "set 'is_parallel' to true"),
         ({"num_speculative_tokens": 62}, "65 together; at most 64"),
         ({"num_speculative_tokens": 0}, "'tetris' chooses from draft tokens"),
+        ({"method": "eagle", "force_pearl": True}, "a head cannot go on before the target's hidden states have come"),
+        ({"method": "eagle3", "model": None}, "needs a head: set 'model'"),
     ],
 )
 def test_impossible_combinations_are_refused_with_the_reason(changes, reason):
@@ -136,6 +140,16 @@ def test_what_only_the_cpu_pipeline_knows_is_refused_on_gpus(changes, message):
     MineDraftConfig.parse({**plain, "is_parallel": True, "force_pearl": True}).check_on_gpus()
     with pytest.raises(ConfigError, match=message):
         MineDraftConfig.parse({**plain, **changes}).check_on_gpus()
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_heads_are_for_gpus(method):
+    keys = {"model": "d", "num_speculative_tokens": 4}
+    MineDraftConfig.parse({**keys, "method": "draft_model"}).check_on_cpu()
+    head = MineDraftConfig.parse({**keys, "method": method})
+    head.check_on_gpus()
+    with pytest.raises(ConfigError, match=f"'method' '{method}' works on GPUs only: a head reads the target's hidden states"):
+        head.check_on_cpu()
 
 
 def test_an_unknown_key_is_refused_with_the_keys_that_exist():

@@ -40,7 +40,7 @@ class World:
     With `room` TETRIS trims the batches, by scores drawn at random.
     """
 
-    def __init__(self, room: int | None = None, wrong_every: int = 4) -> None:
+    def __init__(self, wrong_every: int = 4, room: int | None = None) -> None:
         self._wrong_every = wrong_every
         self.starts = integers(SLOTS + 1)
         self.scores = torch.zeros(SLOTS, K)
@@ -103,12 +103,11 @@ class World:
         table = integers(SLOTS, COLUMNS)
         for row, name in enumerate(names):
             table[row, : len(self.blocks[name])] = torch.tensor(self.blocks[name], dtype=torch.int32)
-        packed = self._pack(slots, starts, num_sampled, num_rejected, table)
-        if prompts:
-            owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
-            for token, position, name in zip(ran.ids.tolist(), ran.positions, owners, strict=True):
-                self.cache[self.blocks[name][position // BLOCK] * BLOCK + position % BLOCK] = (token, position)
-        drafts = self._draft(packed)[: len(names)]
+        ran.packed = self._pack(slots, starts, num_sampled, num_rejected, table)
+        ran.owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
+        ran.names, ran.slots, ran.starts, ran.prompts = names, slots, starts, prompts
+        ran.num_sampled, ran.num_rejected = num_sampled, num_rejected
+        drafts = self._respond(ran)[: len(names)]
         for row, name in enumerate(names):
             context = self.text(name)
             for draft in drafts[row].tolist() if num_sampled[row] else []:
@@ -124,6 +123,21 @@ class World:
         zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
         pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
         return packed
+
+    def remember(self, name: str, tokens: list[int]) -> None:
+        """The first tokens of a request, as the drafter has cached them for another one."""
+        for position, token in enumerate(tokens):
+            self.cache[self._slot(name, position)] = (token, position)
+
+    def _slot(self, name: str, position: int) -> int:
+        return self.blocks[name][position // BLOCK] * BLOCK + position % BLOCK
+
+    def _respond(self, ran: SimpleNamespace) -> torch.Tensor:
+        """What the drafter makes of a pass: prompts first, then the drafts, int64 [BUCKET, K]."""
+        if ran.prompts:
+            for token, position, name in zip(ran.ids.tolist(), ran.positions, ran.owners, strict=True):
+                self.cache[self._slot(name, position)] = (token, position)
+        return self._draft(ran.packed)
 
     def _trim(self, tetris: DeviceTetris, scheduled: dict[str, tuple[int, int]], slots: torch.Tensor) -> dict[str, tuple[int, int]]:
         """What is left of a pass, and that the devices are told so."""
@@ -199,7 +213,7 @@ def lives(world: World) -> None:
     assert world.tetris is not None or min(got.values()) > 1, "drafts of all three are right up to a fourth length"
     # All but d's last token was in the prefix cache; vLLM schedules placeholders with it.
     world.add("d", 2, prompts["d"], list(range(61, 81)), cached=2)
-    world.cache.update({61 * BLOCK: (31, 0), 61 * BLOCK + 1: (32, 1)})
+    world.remember("d", prompts["d"][:2])
     assert world.step(a=(1, K), d=(1, K))["d"] == 1
     world.step(d=(1, K), b=(1, K))
     world.step(d=(1, K), a=(1, K))
@@ -214,5 +228,6 @@ def lives(world: World) -> None:
 
 
 if __name__ == "__main__":
-    for room in (None, 4, 2):
-        lives(World(room))
+    lives(World())
+    lives(World(room=4))
+    lives(World(room=2))

@@ -12,6 +12,7 @@ import torch
 
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
 from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
+from tests.gpu.eagle_cases import compare_eagle, compile_eagle
 from tests.gpu.kernel_cases import compare, compare_chains
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
@@ -22,11 +23,21 @@ from tests.gpu.decode_cases import SHORT, compare_decode
 for seed in range(2): compare_decode('cpu', torch.float32, seed, SHORT, 1e-4)
 """
 
+_EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10): compare_eagle('cpu', seed)"
+
 
 @pytest.mark.parametrize(
     "command",
-    [["-c", _INTERPRETED], ["-c", _CHAINS], ["-c", _DECODE], ["-m", "tests.gpu.lives"], ["-m", "tests.gpu.lookahead_lives"]],
-    ids=["references", "chains", "decode", "lives", "lookahead"],
+    [
+        ["-c", _INTERPRETED],
+        ["-c", _CHAINS],
+        ["-c", _DECODE],
+        ["-c", _EAGLE],
+        ["-m", "tests.gpu.lives"],
+        ["-m", "tests.gpu.lookahead_lives"],
+        ["-m", "tests.gpu.eagle_lives"],
+    ],
+    ids=["references", "chains", "decode", "eagle", "lives", "lookahead", "eagle lives"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
@@ -44,6 +55,12 @@ def test_compiled(seed: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(10))
+def test_compiled_eagle(seed: int) -> None:
+    compare_eagle("cuda", seed)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(4))
 def test_compiled_decode(seed: int) -> None:
     compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
@@ -52,6 +69,10 @@ def test_compiled_decode(seed: int) -> None:
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
 def test_the_attention_kernel_compiles_for_hopper() -> None:
     assert all(0 < size < 100_000 for size in compile_decode(90))
+
+
+def test_the_kernels_of_eagle_compile_for_hopper() -> None:
+    assert compile_eagle(90) == 3
 
 
 @pytest.mark.parametrize("columns", [1, 2, 7, 128])

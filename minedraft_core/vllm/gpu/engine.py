@@ -83,7 +83,7 @@ class DraftEngine:
         """Allocate the KV cache and the buffers of jobs."""
         self._shape = shape
         self._buckets = buckets(shape.max_num_reqs)
-        rows, drafts, width = shape.max_num_reqs, shape.num_drafts, row_width(shape.num_columns)
+        rows, drafts, width, first = shape.max_num_reqs, shape.num_drafts, self._width, self._first
         with torch.cuda.device(self._device):
             self._model.bind_cache(num_blocks, shape.block_size, shape.max_num_reqs)
 
@@ -91,15 +91,15 @@ class DraftEngine:
                 return torch.zeros(*size, dtype=dtype, device=self._device)
 
             self._pack = zeros(rows, width)
-            self._first_ids, self._first_positions = zeros(2 * rows), zeros(2 * rows, dtype=torch.int64)
-            self._first_slots = zeros(2 * rows, dtype=torch.int64)
+            self._first_ids, self._first_positions = zeros(first * rows), zeros(first * rows, dtype=torch.int64)
+            self._first_slots = zeros(first * rows, dtype=torch.int64)
             self._ids, self._positions = zeros(drafts, rows), zeros(drafts, rows, dtype=torch.int64)
             self._slots, self._seq_lens = zeros(drafts, rows, dtype=torch.int64), zeros(drafts, rows)
             self._temperature, self._seeds = zeros(rows, dtype=torch.float32), zeros(rows, dtype=torch.int64)
             self._rows = torch.arange(rows, dtype=torch.int64, device=self._device)
             self._columns = torch.arange(drafts, dtype=torch.int64, device=self._device)
             self._by_one = torch.arange(rows + 1, dtype=torch.int32, device=self._device)
-            self._by_two = 2 * self._by_one
+            self._by_first = first * self._by_one
             self._drafts = zeros(rows, drafts, dtype=torch.int64)
             self._scores = zeros(rows, drafts, dtype=torch.float32)
         self._packs = torch.zeros(RING, rows, width, dtype=torch.int32, device=self._target)
@@ -119,7 +119,7 @@ class DraftEngine:
         """Warm the copies up and capture a graph for each batch size. Call once the KV cache is allocated; waits for the devices."""
         self.timer.calibrate()
         with self._streams():
-            self._pack.copy_(self._packs[0], non_blocking=True)
+            self._fetch(0, self._shape.max_num_reqs)
             self._landing[0].copy_(self._drafts, non_blocking=True)
         self.settle()
         pool = torch.cuda.graph_pool_handle()
@@ -154,7 +154,7 @@ class DraftEngine:
             self._copies.wait_event(ready)
             self._stream.wait_event(ready)
             self.timer.log.stamp(job.ticket.begin)
-            self._pack[:rows].copy_(self._packs[job.slot, :rows], non_blocking=True)
+            self._fetch(job.slot, rows)
             if prompt is not None:
                 self._run_prompt(prompt, job.num_reqs)
             if drafts:
@@ -199,6 +199,20 @@ class DraftEngine:
         """Wait for the last job and drop the graphs."""
         self.settle()
         self._graphs.clear()
+
+    @property
+    def _first(self) -> int:
+        """Tokens of a request in the first step of a draft."""
+        return 2
+
+    @property
+    def _width(self) -> int:
+        """Columns of a job's rows."""
+        return row_width(self._shape.num_columns)
+
+    def _fetch(self, slot: int, rows: int) -> None:
+        """Copy what the target has packed to the drafter's device."""
+        self._pack[:rows].copy_(self._packs[slot, :rows], non_blocking=True)
 
     def _run_prompt(self, prompt: Prompt, num_reqs: int) -> None:
         def here(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,7 +264,7 @@ class DraftEngine:
             self._first_ids[: 2 * rows],
             self._first_positions[: 2 * rows],
             self._first_slots[: 2 * rows],
-            self._by_two[: rows + 1],
+            self._by_first[: rows + 1],
             self._seq_lens[0, :rows],
             table,
             2,

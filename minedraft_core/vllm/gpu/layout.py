@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minedraft_core.config import ConfigError
+from minedraft_core.config import HEADS, ConfigError
 
 _GIB = 1 << 30
 
@@ -48,6 +48,22 @@ def place(tensor_parallel_size: int, drafter_device: int | None, num_devices: in
             f"--drafter-device: the drafter should run on cuda:{drafter}, but this process sees {num_devices} CUDA device(s); {advice}"
         )
     return Layout(target, drafter)
+
+
+def longest_context(method: str, draft_len: int, target_len: int) -> int:
+    """The longest context that is drafted for, in tokens.
+
+    A head takes the target's positions: vLLM stretches its position embedding to the target's length, whatever its own file says.
+    """
+    return target_len if method in HEADS else min(draft_len, target_len)
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """What the hidden states of jobs take, in bytes: on the device of the target's first rank and on the drafter's."""
+
+    target: int = 0
+    drafter: int = 0
 
 
 @dataclass(frozen=True)

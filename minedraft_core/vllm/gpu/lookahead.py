@@ -68,7 +68,7 @@ class LookaheadEngine(DraftEngine):
         """Warm up what is not captured, and capture a graph of each step for each batch size. Waits for the devices."""
         self.timer.calibrate()
         with self._streams():
-            self._pack.copy_(self._packs[0], non_blocking=True)
+            self._fetch(0, self._shape.max_num_reqs)
             self._landing[0].copy_(self._drafts, non_blocking=True)
         self.settle()
         pool = torch.cuda.graph_pool_handle()
@@ -98,7 +98,7 @@ class LookaheadEngine(DraftEngine):
             self._copies.wait_event(ready)
             self._stream.wait_event(ready)
             self.timer.log.stamp(job.ticket.begin)
-            self._pack[:rows].copy_(self._packs[job.slot, :rows], non_blocking=True)
+            self._fetch(job.slot, rows)
             if prompt is not None:
                 self._run_prompt(prompt, job.num_reqs)
             if drafts:

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from vllm.compilation.backends import set_model_tag
@@ -23,7 +24,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from minedraft_core.config import ConfigError, DrafterConfig
 from minedraft_core.vllm.additional import AdditionalConfig
 from minedraft_core.vllm.gpu.attention import NAME, DraftAttention, DraftStep
-from minedraft_core.vllm.gpu.decode import Heads
+from minedraft_core.vllm.gpu.decode import MAX_QUERIES, Heads
+from minedraft_core.vllm.gpu.layout import Reserve
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
@@ -85,19 +87,22 @@ def single_rank_group() -> GroupCoordinator | None:
 class DraftModel:
     """A causal LM on one device. All methods run with that device current."""
 
+    most_fused = MAX_QUERIES
+    """Query tokens of a request that the kernel of draft steps may get."""
+
     def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
         """Load the weights. `config` is that of `draft_config`. Raises ConfigError for a model that cannot be run here."""
         self.config, self.device, self._group = config, device, group
         self._priority = current_platform.get_default_ir_op_priority(config)
-        with self._environment(), _own_rotary_cache(), set_current_vllm_config(config), set_model_tag("draft_model"):
-            self._model = get_model(vllm_config=config, prefix="draft_model")
+        with self._environment(), _own_rotary_cache(), set_current_vllm_config(config):
+            self._model = self._load()
         layers = config.compilation_config.static_forward_context
         self._layers: dict[str, Attention] = {}
         for name, layer in layers.items():
             plain = isinstance(layer, Attention) and isinstance(layer.impl, FlashAttentionImpl) and layer.kv_cache_dtype == "auto"
             if not plain or layer.kv_sharing_target_layer_name is not None:
                 raise ConfigError(
-                    f"the draft model {config.model_config.model} has a layer {name} that the drafter cannot run on GPUs: it "
+                    f"the draft model {self.name} has a layer {name} that the drafter cannot run on GPUs: it "
                     "needs a decoder of dense or grouped-query attention with a KV cache of its own in bfloat16 or float16"
                 )
             self._layers[name] = layer
@@ -107,6 +112,20 @@ class DraftModel:
         self._splits = config.attention_config.flash_attn_max_num_splits_for_cuda_graph if whole and planning else 0
         self.vocab_size = config.model_config.get_vocab_size()
         self.logits_dtype = config.model_config.head_dtype
+
+    @property
+    def name(self) -> str:
+        """Its folder or name."""
+        assert self.config.speculative_config is not None
+        return str(self.config.speculative_config.draft_model_config.model)
+
+    def _load(self) -> torch.nn.Module:
+        with set_model_tag("draft_model"):
+            return get_model(vllm_config=self.config, prefix="draft_model")
+
+    def reserve(self, max_num_reqs: int, num_drafts: int, max_tokens: int) -> Reserve:
+        """What jobs of so many requests and drafts and prompts of so many tokens take beside weights and KV."""
+        return Reserve()
 
     @property
     def bytes_per_token(self) -> int:
@@ -123,7 +142,7 @@ class DraftModel:
         heads = Heads(*shapes.pop(), torch.cuda.get_device_properties(self.device).multi_processor_count)
         if shapes or not plain or not heads.supported:
             raise ConfigError(
-                f"--drafter-attention fused cannot run the draft model {self.config.model_config.model}: it needs layers that are alike, "
+                f"--drafter-attention fused cannot run the draft model {self.name}: it needs layers that are alike, "
                 "with plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
             )
         return heads
@@ -163,9 +182,25 @@ class DraftModel:
         blocks]. All on the drafter's device. `planned`: how attention is spread over the device is worked out once, not in every layer;
         for calls with the same few tokens for each request, which are captured.
         """
-        num_tokens = ids.shape[0]
+        inputs = {"input_ids": ids, "positions": positions}
+        states: torch.Tensor = self._run(inputs, slots, query_start_loc, seq_lens, table, max_query_len, max_seq_len, planned=planned)
+        return states
+
+    def _run(
+        self,
+        inputs: dict[str, torch.Tensor],
+        slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        table: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        planned: bool,
+    ) -> Any:
+        num_tokens = slots.shape[0]
         metadata: DraftStep | FlashAttentionMetadata
-        if planned and self._fused is not None:
+        if planned and self._fused is not None and max_query_len <= self.most_fused:
             metadata = DraftStep(*self._fused, table, seq_lens, slots)
         else:
             metadata = FlashAttentionMetadata(
@@ -184,7 +219,7 @@ class DraftModel:
             self._environment(),
             set_forward_context(by_layer, self.config, num_tokens=num_tokens, slot_mapping=dict.fromkeys(self._layers, slots)),
         ):
-            return self._model(input_ids=ids, positions=positions)
+            return self._model(**inputs)
 
     def _plan(self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, max_query_len: int, max_seq_len: int) -> torch.Tensor | None:
         if not self._splits:

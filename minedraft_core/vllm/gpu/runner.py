@@ -22,9 +22,9 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logit
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.vllm.gpu.engine import DraftEngine
-from minedraft_core.vllm.gpu.layout import Budget, Layout, check_blocks, check_fit, common_blocks, place
-from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
-from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_group
+from minedraft_core.vllm.gpu.layout import Budget, Layout, Reserve, check_blocks, check_fit, common_blocks, longest_context, place
+from minedraft_core.vllm.gpu.methods import method_of
+from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.output import PacedOutput, TimedAsyncOutput
 from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
@@ -42,7 +42,7 @@ def _announce(line: str) -> None:
 
 
 class MineDraftModelRunner(GPUModelRunner):
-    """Configured by `additional_config["minedraft"]` and by vLLM's speculative configuration, whose method must be draft_model."""
+    """Configured by `additional_config["minedraft"]` and by vLLM's speculative configuration, with the methods of `method_of`."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -60,13 +60,14 @@ class MineDraftModelRunner(GPUModelRunner):
         self._stamps: DeviceTimer | None = None
         self._timer: PassTimer | None = None
         self._bytes_per_token = 0
+        self._reserve = Reserve()
         self._passes = 0
         self._landed: tuple[JobTicket, ...] = ()
         if self.speculative_config is not None:
             # Free vLLM's own speculator before ours is made.
             self.speculator = None
-            speculator = LookaheadSpeculator if self._config.speculative.force_pearl else PipelineSpeculator
-            self._pipeline = self.speculator = speculator(vllm_config, device, get_tp_group())
+            self._method = method_of(str(self.speculative_config.method), self._config.speculative)
+            self._pipeline = self.speculator = self._method.speculator(vllm_config, device, get_tp_group())
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the target, then the drafter on rank 0."""
@@ -74,15 +75,10 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._pipeline is None:
             return
         assert self.sampler is not None
-        group = single_rank_group()
-        if self._leads:
-            assert self._layout.drafter is not None
-            drafter = torch.device("cuda", self._layout.drafter)
-            config = draft_config(self.vllm_config, drafter, self._config.drafter)
-            with torch.cuda.device(drafter):
-                self._model = DraftModel(config, drafter, group)
-            engine = LookaheadEngine if self._config.speculative.force_pearl else DraftEngine
-            self._engine = engine(
+        drafter = torch.device("cuda", self._layout.drafter) if self._leads and self._layout.drafter is not None else None
+        self._model = self._method.load(self.model, self.vllm_config, drafter, self._config.drafter)
+        if self._model is not None:
+            self._engine = self._method.engine(
                 self._model,
                 self.device,
                 self._pipeline.draft_logits,
@@ -90,8 +86,9 @@ class MineDraftModelRunner(GPUModelRunner):
                 scored=self._pipeline.scores is not None,
             )
             self._bytes_per_token = self._model.bytes_per_token
+            self._reserve = self._model.reserve(self.max_num_reqs, self.num_speculative_steps, self.max_num_tokens)
             _announce(self._layout.describe())
-        self._bytes_per_token = get_tp_group().broadcast_object(self._bytes_per_token, src=0)
+        self._bytes_per_token, self._reserve = get_tp_group().broadcast_object((self._bytes_per_token, self._reserve), src=0)
         self._pipeline.connect(self._engine, self.req_states, self.sampler.sampling_states)
 
     def share_memory(self, available: int) -> int:
@@ -101,6 +98,9 @@ class MineDraftModelRunner(GPUModelRunner):
         the smallest number of blocks. Raises ConfigError where the caches cannot hold one request.
         """
         here = self._layout.drafter == self.device.index
+        fixed = self.cache_config.kv_cache_memory_bytes is not None
+        if self._leads and not fixed:
+            available -= self._reserve.target
         if self._pipeline is None or not (here or (self._leads and not self._layout.shared)):
             return available
         groups = get_kv_cache_groups(self.vllm_config, self.get_kv_cache_spec())
@@ -109,15 +109,15 @@ class MineDraftModelRunner(GPUModelRunner):
             return available
         block_size = config.kv_cache_groups[self._full_attention_group(config)].kv_cache_spec.block_size
         target = Budget(available, config.kv_cache_tensors[0].size // config.num_blocks)
-        fixed = self.cache_config.kv_cache_memory_bytes is not None
+        reserve = _DRAFTER_RESERVE + self._reserve.drafter
         free, total = torch.cuda.mem_get_info(self._layout.drafter)
         if here and not fixed:
-            target = Budget(available - _DRAFTER_RESERVE, target.bytes_per_block)
+            target = Budget(available - reserve, target.bytes_per_block)
             left = target.available
         elif here:
-            left = int(free) - available - _DRAFTER_RESERVE
+            left = int(free) - available - reserve
         else:
-            left = int(self.cache_config.gpu_memory_utilization * total) - int(total - free) - _DRAFTER_RESERVE
+            left = int(self.cache_config.gpu_memory_utilization * total) - int(total - free) - reserve
         drafter = Budget(left, self._bytes_per_token * block_size)
         num_blocks = common_blocks(target, drafter, shared=here and not fixed)
         _announce(target.describe("target"))
@@ -152,7 +152,7 @@ class MineDraftModelRunner(GPUModelRunner):
             check_fit(num_blocks * block_size * self._bytes_per_token, free, num_blocks, self._model.device.index)
         speculative = self.speculative_config
         assert speculative is not None
-        longest = min(self.max_model_len, speculative.draft_model_config.max_model_len)
+        longest = longest_context(str(speculative.method), speculative.draft_model_config.max_model_len, self.max_model_len)
         layer = self.kv_cache_config.kv_cache_groups[group_id].layer_names[0]
         self._pipeline.bind(self.block_tables, group_id, layer, num_blocks, longest)
 

@@ -25,6 +25,7 @@ from minedraft_core.overlap import hidden_us
 from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
 from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.vllm.gpu.layout import longest_context
 from minedraft_core.vllm.gpu.output import PacedOutput, TimedOutput
 from minedraft_core.vllm.gpu.tetris import room_of
 from minedraft_core.vllm.gpu.timing import PassTimes
@@ -76,7 +77,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         self.cadence = cadence_of(self.mode)
         self._longest_draft = 0
         if (speculative := self.vllm_config.speculative_config) is not None and speculative.draft_model_config is not None:
-            self._longest_draft = min(self.max_model_len, speculative.draft_model_config.max_model_len)
+            self._longest_draft = longest_context(speculative.method, speculative.draft_model_config.max_model_len, self.max_model_len)
         self._drafter_up = self.num_drafts > 0
         self._unknown: set[str] = set()
         self._orders: Orders = NoOrders()

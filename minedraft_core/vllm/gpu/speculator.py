@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,23 @@ from minedraft_core.vllm.gpu.timing import JobTicket
 logger = init_logger(__name__)
 
 _NO_LOGIT = float("-inf")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass of the target leaves for the drafter, as vLLM hands it over; all tensors on the target's device.
+
+    hidden: the hidden states that a head reads, each [tokens, hidden]. num_sampled, num_rejected: int32 [num_reqs]. last_sampled: int64
+    [slots, 1], next_prefill: int32 [1, slots].
+    """
+
+    batch: InputBatch
+    slot_mappings: dict[str, torch.Tensor]
+    hidden: tuple[torch.Tensor, ...]
+    num_sampled: torch.Tensor
+    num_rejected: torch.Tensor
+    last_sampled: torch.Tensor
+    next_prefill: torch.Tensor
 
 
 class PipelineSpeculator(BaseSpeculator):
@@ -159,11 +176,21 @@ class PipelineSpeculator(BaseSpeculator):
             sampled=self.draft_logits is not None and bool((self._sampling.temperature.np[input_batch.idx_mapping_np] > 0).any()),
         )
         if self._engine is not None and self._failed_from is None:
+            outcome = Outcome(
+                batch=input_batch,
+                slot_mappings=slot_mappings,
+                hidden=tuple(aux_hidden_states or (last_hidden_states,)),
+                num_sampled=num_sampled,
+                num_rejected=num_rejected,
+                last_sampled=last_sampled,
+                next_prefill=next_prefill_tokens,
+            )
             try:
                 if input_batch.has_prefill:
-                    prompt = self._prompt(input_batch, slot_mappings)
+                    prompt = self._prompt(outcome)
                 rows = self._engine.rows(job.slot, job.num_reqs)
                 self._pack(rows, input_batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
+                self._carry(job, outcome)
                 self._engine.start(job, prompt, drafts=drafts)
             except Exception as error:  # noqa: BLE001 -- whatever ails the drafter, the target goes on
                 self._fail(job.number, error)
@@ -207,13 +234,17 @@ class PipelineSpeculator(BaseSpeculator):
             self._table,
         )
 
-    def _prompt(self, batch: InputBatch, slot_mappings: dict[str, torch.Tensor]) -> Prompt:
+    def _carry(self, job: DraftJob, outcome: Outcome) -> None:
+        """What travels with a job beside its rows: nothing, for a model that knows tokens alone."""
+
+    def _prompt(self, outcome: Outcome) -> Prompt:
         """Copies of what the target ran: its buffers are filled anew before the drafter has read them."""
+        batch = outcome.batch
         tokens, rows = batch.num_tokens, batch.num_reqs
         return Prompt(
             ids=batch.input_ids[:tokens].clone(),
             positions=batch.positions[:tokens].clone(),
-            slots=slot_mappings[self._layer][:tokens].clone(),
+            slots=outcome.slot_mappings[self._layer][:tokens].clone(),
             query_start_loc=batch.query_start_loc[: rows + 1].clone(),
             seq_lens=batch.seq_lens[:rows].clone(),
             max_query_len=int(batch.num_scheduled_tokens.max()),

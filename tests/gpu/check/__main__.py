@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--pair", default="qwen3-32b+qwen3-1.7b")
     parser.add_argument("--modes", type=lambda text: text.split(","), default=["parallel", "sequential", "native"])
     parser.add_argument("--concurrency", type=integers, default=[8, 32])
+    parser.add_argument("--method", choices=("draft_model", "eagle", "eagle3"))
     parser.add_argument("--length", type=float, default=3.0)
     parser.add_argument("--compiled-drafter", action="store_true")
     parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")

@@ -11,12 +11,14 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 from minedraft_core.bench.prompts import read_prompts
 from minedraft_core.bench.statistics import Run, steady_state, summarise
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, StepRecord
 from minedraft_core.vllm.args import runs_on_cpu
+from tests.gpu import eagle_stage
 from tests.gpu.check.findings import attempt, figure, say
 
 CPU = ("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30))  # where the stages themselves are tried
@@ -36,6 +38,7 @@ def pipeline(arguments, draft, mode, device, length=None):
     return PipelineConfig(
         target_cores=cores[0],
         speculative=MineDraftConfig(
+            method=arguments.method,
             model=draft,
             num_speculative_tokens=arguments.k,
             is_parallel=ahead or mode.startswith("parallel"),
@@ -312,6 +315,22 @@ def stage_tetris(arguments) -> None:
             if mode.endswith("-tetris"):
                 say(most == half_of_a_batch(arguments, mode), f"{mode}: {most} of {half_of_a_batch(arguments, mode)} drafts verified")
                 say(lengths[mode] > 0.7 * lengths[mode.removesuffix("-tetris")], f"{mode}: what half of the verification accepts")
+
+
+def _tools() -> SimpleNamespace:
+    return SimpleNamespace(say=say, attempt=attempt, summary=summary, greedy=_compare)
+
+
+def stage_eagle(arguments) -> None:
+    eagle_stage.check(arguments, _tools(), "eagle")
+
+
+def stage_eagle3(arguments) -> None:
+    eagle_stage.check(arguments, _tools(), "eagle3")
+
+
+def stage_eagle_tensor_parallel(arguments) -> None:
+    eagle_stage.check_tensor_parallel(arguments, _tools())
 
 
 def stage_speed(arguments) -> None:

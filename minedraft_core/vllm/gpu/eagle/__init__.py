@@ -1,0 +1,1 @@
+"""EAGLE and EAGLE-3: a drafter that reads the target's hidden states."""
