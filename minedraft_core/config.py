@@ -43,7 +43,7 @@ class MineDraftConfig(BaseModel):
         default=0, description=f"draft tokens a step, 0 to {MOST_DRAFTS}"
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
-    force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides; on CPU")
+    force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides")
     tetris: bool = Field(default=False, description="true: verify the draft tokens of a batch that are most likely accepted (TETRIS)")
     tetris_turn_on_batch_size: Annotated[int, Field(ge=0)] = Field(
         default=1,
@@ -98,10 +98,11 @@ class MineDraftConfig(BaseModel):
         return self.num_speculative_tokens + (self.tetris_extra_proposals if self.tetris else 0)
 
     def check_on_gpus(self) -> None:
-        """Raise ConfigError for keys that only the CPU pipeline knows."""
-        for key in ("force_pearl", "draft_temperature"):
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(f"--speculative-config: {key!r} works on CPU only in this version: remove it")
+        """Raise ConfigError for what only the CPU pipeline knows."""
+        if self.force_pearl and self.tetris:
+            raise ConfigError("--speculative-config: 'tetris' does not go with 'force_pearl' on GPUs in this version: remove one of them")
+        if self.draft_temperature is not None:
+            raise ConfigError("--speculative-config: 'draft_temperature' works on CPU only in this version: remove it")
 
     def check_on_cpu(self) -> None:
         """Raise ConfigError for keys that only the GPU pipeline knows."""
@@ -160,6 +161,9 @@ class DrafterConfig(BaseModel):
     compiled: bool = Field(default=False, description="on GPUs: compile the drafter as vLLM compiles the target")
     attention: Literal["flash", "fused"] = Field(
         default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
+    )
+    steps_ahead: int | None = Field(
+        default=None, ge=0, description="for tests on GPUs: draft steps that `pearl` goes ahead; none: as many as the times allow"
     )
     synthetic_acceptance_length: float | None = Field(
         default=None, ge=1, description="for benchmarks on GPUs: mean acceptance length, whatever is drafted"

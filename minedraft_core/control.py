@@ -17,7 +17,8 @@ from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
 
 _POLL_MS = 200
-_EVERYWHERE = (Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL)
+WITHOUT_LOOKAHEAD = (Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL)
+"""The modes of an engine on GPUs whose drafter was not started for lookahead."""
 
 
 class ModeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,13 +39,15 @@ class ControlError(RuntimeError):
     """The engine did not answer."""
 
 
-def check_order(order: ModeOrder, max_tokens: int, modes: Collection[Mode] = _EVERYWHERE) -> ModeOrder:
+def check_order(order: ModeOrder, max_tokens: int, modes: Collection[Mode] = WITHOUT_LOOKAHEAD) -> ModeOrder:
     """The order as an engine started with `max_tokens` draft tokens can carry it out. Raises ConfigError where it cannot.
 
-    `modes` are those that its device knows.
+    `modes` are those that it was started for.
     """
     if order.mode not in modes:
-        raise ConfigError(f"mode {order.mode}: not possible on this device; give one of {', '.join(modes)}")
+        raise ConfigError(
+            f"mode {order.mode}: the engine was not started for it; give one of {', '.join(modes)}, or start it with 'force_pearl'"
+        )
     if order.mode is Mode.OFF:
         return ModeOrder(Mode.OFF, 0)
     if not max_tokens:

@@ -42,7 +42,7 @@ def bench_engine(
         str,
         typer.Option(
             help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
-            "device, and native, vLLM's own speculative decoding. On CPU also pearl. MODE-tetris verifies the best drafts of a batch."
+            "device, and native, vLLM's own speculative decoding. MODE-tetris verifies the best drafts of a batch."
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",

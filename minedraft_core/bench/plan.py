@@ -126,7 +126,7 @@ def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:
 
 def gpu_arms_of(modes: Sequence[str]) -> tuple[Arm, ...]:
     """The engines for these modes on GPUs, in the order given. Raises ConfigError for a mode that is unknown or named twice."""
-    possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in (Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL)}
+    possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in Mode}
     possible |= {f"{mode}{_SHARED}": Arm(f"{mode}{_SHARED}", mode, NO_CORES, shared=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
     possible |= {f"{mode}{_TETRIS}": Arm(f"{mode}{_TETRIS}", mode, NO_CORES, tetris=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
     possible[NATIVE] = Arm(NATIVE, Mode.SEQUENTIAL, NO_CORES, native=True)

@@ -39,7 +39,7 @@ def test_tetris_on_gpus_has_the_drafter_on_a_device_of_its_own() -> None:
     assert [(arm.mode, arm.tetris, arm.extra_devices) for arm in arms] == [(Mode.SEQUENTIAL, True, 1), (Mode.PARALLEL, True, 1)]
 
 
-@pytest.mark.parametrize("mode", ["pearl", "pearl-tetris"])
+@pytest.mark.parametrize("mode", ["pearl-shared", "pearl-tetris"])
 def test_what_gpus_do_not_know_is_refused_there(mode: str) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         gpu_arms_of([mode])

@@ -50,7 +50,7 @@ def test_what_the_engine_was_not_started_for_is_refused(order: ModeOrder, most: 
 def test_a_mode_that_the_device_does_not_know_is_refused() -> None:
     pearl = ModeOrder(Mode.PEARL, 2)
     assert check_order(pearl, 4, Mode) == pearl
-    with pytest.raises(ConfigError, match="pearl: not possible on this device; give one of off, sequential, parallel"):
+    with pytest.raises(ConfigError, match="pearl: the engine was not started for it; give one of off, sequential, parallel"):
         check_order(pearl, 4)
 
 

@@ -38,8 +38,8 @@ def test_vllm_makes_room_for_the_longest_draft():
 
 
 def test_what_gpus_do_not_know_is_refused_there():
-    speculative = MineDraftConfig(model="d", num_speculative_tokens=3, is_parallel=True, force_pearl=True)
-    with pytest.raises(ConfigError, match="'force_pearl' works on CPU only"):
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=3, draft_temperature=0.5)
+    with pytest.raises(ConfigError, match="'draft_temperature' works on CPU only"):
         arguments._on_cuda(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
 
 

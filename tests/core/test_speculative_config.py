@@ -128,16 +128,17 @@ def test_impossible_combinations_are_refused_with_the_reason(changes, reason):
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    ("changes", "message"),
     [
-        ({"is_parallel": True, "force_pearl": True}, "force_pearl"),
-        ({"draft_temperature": 0}, "draft_temperature"),
+        ({"draft_temperature": 0}, "'draft_temperature' works on CPU only"),
+        ({"is_parallel": True, "force_pearl": True, "tetris": True}, "'tetris' does not go with 'force_pearl' on GPUs"),
     ],
 )
-def test_what_only_the_cpu_pipeline_knows_is_refused_on_gpus(changes, key):
+def test_what_only_the_cpu_pipeline_knows_is_refused_on_gpus(changes, message):
     plain = {"model": "d", "num_speculative_tokens": 4}
     MineDraftConfig.parse({**plain, "tetris": True, "tetris_extra_proposals": 3, "tetris_capacity": 9}).check_on_gpus()
-    with pytest.raises(ConfigError, match=f"'{key}' works on CPU only"):
+    MineDraftConfig.parse({**plain, "is_parallel": True, "force_pearl": True}).check_on_gpus()
+    with pytest.raises(ConfigError, match=message):
         MineDraftConfig.parse({**plain, **changes}).check_on_gpus()
 
 

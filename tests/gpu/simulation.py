@@ -76,7 +76,13 @@ def scheduler(
     target, draft = write_model(tmp_path / "target", 512), write_model(tmp_path / "draft", draft_length)
     speculative = MineDraftConfig()
     if mode != "off":
-        speculative = MineDraftConfig(model=draft, num_speculative_tokens=k, is_parallel=mode == "parallel", **(keys or {}))
+        speculative = MineDraftConfig(
+            model=draft,
+            num_speculative_tokens=k,
+            is_parallel=mode in ("parallel", "pearl"),
+            force_pearl=mode == "pearl",
+            **(keys or {}),
+        )
     config = PipelineConfig(speculative=speculative, drafter=DrafterConfig(device=0))
     values = {
         "enable_prefix_caching": False,

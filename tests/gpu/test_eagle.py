@@ -17,7 +17,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
-from minedraft_core.config import ConfigError, DrafterConfig
+from minedraft_core.config import ConfigError, DrafterConfig, MineDraftConfig
 from minedraft_core.vllm.gpu.eagle import ends
 from minedraft_core.vllm.gpu.eagle.ends import TargetEnds, target_ends
 from minedraft_core.vllm.gpu.eagle.engine import EagleEngine
@@ -25,6 +25,7 @@ from minedraft_core.vllm.gpu.eagle.model import EagleModel, head_config
 from minedraft_core.vllm.gpu.eagle.speculator import EagleSpeculator
 from minedraft_core.vllm.gpu.engine import DraftEngine
 from minedraft_core.vllm.gpu.layout import Reserve, longest_context
+from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
 from minedraft_core.vllm.gpu.methods import method_of
 from tests.gpu.simulation import BLOCK, Loop, request, scheduler
 
@@ -54,8 +55,9 @@ def test_so_are_those_of_vllm(method: str) -> None:
 
 
 def test_a_method_has_its_classes() -> None:
-    assert (method_of("eagle3").engine, method_of("eagle").speculator) == (EagleEngine, EagleSpeculator)
-    assert method_of("draft_model").engine is DraftEngine
+    plain, ahead = MineDraftConfig(), MineDraftConfig(is_parallel=True, force_pearl=True)
+    assert (method_of("eagle3", plain).engine, method_of("eagle", plain).speculator) == (EagleEngine, EagleSpeculator)
+    assert [method_of("draft_model", config).engine for config in (plain, ahead)] == [DraftEngine, LookaheadEngine]
 
 
 def test_a_head_takes_the_targets_length() -> None:

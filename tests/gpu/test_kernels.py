@@ -13,9 +13,10 @@ import torch
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
 from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
 from tests.gpu.eagle_cases import compare_eagle, compile_eagle
-from tests.gpu.kernel_cases import compare
+from tests.gpu.kernel_cases import compare, compare_chains
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
+_CHAINS = "from tests.gpu.kernel_cases import compare_chains\nfor seed in range(10): compare_chains('cpu', seed)"
 _DECODE = """
 import torch
 from tests.gpu.decode_cases import SHORT, compare_decode
@@ -27,8 +28,16 @@ _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10)
 
 @pytest.mark.parametrize(
     "command",
-    [["-c", _INTERPRETED], ["-c", _DECODE], ["-c", _EAGLE], ["-m", "tests.gpu.lives"], ["-m", "tests.gpu.eagle_lives"]],
-    ids=["references", "decode", "eagle", "lives", "eagle lives"],
+    [
+        ["-c", _INTERPRETED],
+        ["-c", _CHAINS],
+        ["-c", _DECODE],
+        ["-c", _EAGLE],
+        ["-m", "tests.gpu.lives"],
+        ["-m", "tests.gpu.lookahead_lives"],
+        ["-m", "tests.gpu.eagle_lives"],
+    ],
+    ids=["references", "chains", "decode", "eagle", "lives", "lookahead", "eagle lives"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
@@ -42,6 +51,7 @@ def test_interpreted(command: list[str]) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_compiled(seed: int) -> None:
     compare("cuda", seed)
+    compare_chains("cuda", seed)
 
 
 @pytest.mark.gpu

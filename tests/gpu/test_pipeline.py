@@ -1,4 +1,4 @@
-"""The pipeline on real weights and real devices: the stages of `tests/gpu/check.py` on the embedded model."""
+"""The pipeline on real weights and real devices: the stages of `tests/gpu/check` on the embedded model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(target), str(draft)
 
 
-@pytest.mark.parametrize("stage", ["start", "twin", "sync", "greedy", "acceptance"])
+@pytest.mark.parametrize("stage", ["start", "twin", "sync", "greedy", "acceptance", "pearl"])
 def test_stage(models: tuple[str, str], stage: str) -> None:
     devices = "1,0" if torch.cuda.device_count() > 1 else "0"
     target, draft = models

@@ -10,7 +10,8 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from minedraft_core.control import ModeOrder
-from minedraft_core.types import DRAFT_LIMIT, DrafterRecord, DraftRecord, Mode, ModeRecord, StepRecord
+from minedraft_core.types import DRAFT_LIMIT, DrafterRecord, DraftRecord, Lookahead, LookaheadRecord, Mode, ModeRecord, Span, StepRecord
+from minedraft_core.vllm.gpu.output import PacedOutput
 from minedraft_core.vllm.gpu.timing import DraftTimes, PassTimes
 from tests.gpu.simulation import Loop, request, scheduler
 
@@ -28,7 +29,7 @@ def steps(loop: Loop) -> list[StepRecord]:
     return [record for record in loop.scheduler._feed.records if isinstance(record, StepRecord)]
 
 
-@pytest.mark.parametrize("mode", ["off", "sequential", "parallel"])
+@pytest.mark.parametrize("mode", ["off", "sequential", "parallel", "pearl"])
 def test_every_request_gets_its_tokens(tmp_path: Path, mode: str) -> None:
     loop = started(tmp_path, mode)
     loop.run(80)
@@ -123,6 +124,25 @@ def test_times_of_the_devices_reach_the_records(tmp_path: Path) -> None:
     assert (step.end_us, step.gap_us, step.drafter_wait_us, step.measured_draft_time) == (1_500, 7, 3, pytest.approx(0.0003))
     drafted = next(record for record in loop.scheduler._feed.records if isinstance(record, DraftRecord))
     assert (drafted.round, drafted.hidden_us, drafted.drafted_per_position) == (9, 300, [3] * K)
+
+
+def test_lookahead_is_paced_by_what_was_measured(tmp_path: Path) -> None:
+    loop = started(tmp_path, "pearl")
+    assert loop.scheduler.num_lookahead_tokens == 2 * K + 1, "blocks for the next draft, too"
+    loop.run(4)
+    assert {made.steps_ahead for made in loop.passes} == {0}, "nothing is known of the times yet"
+    ahead = Lookahead(2, 1, 5, Span(2_100, 2_900))
+    loop.extra = {"times": PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 3),), (ahead,))}
+    loop.run(4)
+    assert isinstance(loop.passes[-1], PacedOutput)
+    assert loop.passes[-1].steps_ahead == K + 1, "20 ms hold 2 K + 1 steps of 1 ms"
+    records = [record for record in loop.scheduler._feed.records if isinstance(record, LookaheadRecord)]
+    assert records == [LookaheadRecord(2_100, 2_900, 800, 2, 1, 5)]
+    loop.scheduler._orders = Scripted(loop, {len(loop.passes): ModeOrder(Mode.SEQUENTIAL, K)})
+    loop.run(2)
+    assert loop.passes[-1].steps_ahead == 0
+    loop.run(80)
+    assert loop.tokens == {f"r{index}": 20 + index for index in range(6)}
 
 
 class Scripted:

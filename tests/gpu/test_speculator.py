@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from minedraft_core.vllm.gpu import kernels, speculator
+from minedraft_core.vllm.gpu import chain_kernels, kernels, pearl, speculator
 from minedraft_core.vllm.gpu.jobs import DraftJob
+from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 
 SLOTS, K, VOCAB, COLUMNS = 6, 3, 50, 4
@@ -89,7 +90,14 @@ def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculator, "pack", kernels.pack_reference)
 
 
-def made(engine: RuleEngine | None, group: Group | None = None, temperature: float = 0.0, *, scored: bool = False) -> PipelineSpeculator:
+def made(
+    engine: RuleEngine | None,
+    group: Group | None = None,
+    temperature: float = 0.0,
+    *,
+    scored: bool = False,
+    kind: type[PipelineSpeculator] = PipelineSpeculator,
+) -> PipelineSpeculator:
     draft = SimpleNamespace(get_vocab_size=lambda: VOCAB, head_dtype=torch.float32)
     speculative = SimpleNamespace(
         num_speculative_tokens=K,
@@ -98,7 +106,7 @@ def made(engine: RuleEngine | None, group: Group | None = None, temperature: flo
         enable_adaptive_verification=scored,
     )
     config = SimpleNamespace(speculative_config=speculative, scheduler_config=SimpleNamespace(max_num_seqs=SLOTS))
-    result = PipelineSpeculator(config, CPU, group or Group(1, [], 0))
+    result = kind(config, CPU, group or Group(1, [], 0))
     states = SimpleNamespace(
         max_num_reqs=SLOTS,
         draft_tokens=torch.full((SLOTS, K), 49),
@@ -273,6 +281,21 @@ def test_a_slot_given_to_another_request_gets_that_ones_drafts() -> None:
     assert [ticket.number for ticket in proposer.land(["other3"])] == [0, 1]
     assert tokens[3].tolist() == rule(23, 40)
     assert tokens[4].tolist() == expected(4)
+
+
+def test_lookahead_marks_rows_and_passes_its_pace_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pearl, "mark", chain_kernels.mark_reference)
+    engine = RuleEngine()
+    proposer = made(engine, kind=LookaheadSpeculator)
+    proposer._states.prefill_len = SimpleNamespace(gpu=torch.tensor([10, 5, 5, 5, 5, 5], dtype=torch.int32))
+    paced: list[int] = []
+    engine.pace = paced.append
+    proposer.pace(3)
+    propose(proposer, [0, 4, 2])
+    assert paced == [3]
+    assert engine.rows(0, 3)[:3, chain_kernels.MARK].tolist() == [-1, 5, 3], "slot 0 has just ended its prompt"
+    assert [ticket.number for ticket in proposer.land(["r0"])] == [0]
+    made(None, kind=LookaheadSpeculator).pace(2)
 
 
 @pytest.mark.parametrize(("fail_at", "fail_landing"), [(None, None), (1, None), (None, 1)])

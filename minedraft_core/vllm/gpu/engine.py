@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from minedraft_core.vllm.gpu.jobs import DraftJob
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, first_inputs, next_inputs, row_width
 from minedraft_core.vllm.gpu.model import DraftModel
-from minedraft_core.vllm.gpu.timing import DeviceTimer
+from minedraft_core.vllm.gpu.timing import DeviceTimer, PassTimer
 
 RING = 4
 
@@ -137,6 +137,10 @@ class DraftEngine:
                         self._draft(rows, sampled=sampled)
                     self._graphs[rows, sampled] = graph
         self.settle()
+
+    def pass_timer(self, target: DeviceTimer) -> PassTimer:
+        """A timer of passes on the target's device, with this engine's jobs."""
+        return PassTimer(target, self.timer)
 
     def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
         """Enqueue a job whose rows the target's current stream has packed. Returns at once.

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from minedraft_core.config import HEADS, DrafterConfig
+from minedraft_core.config import HEADS, DrafterConfig, MineDraftConfig
 from minedraft_core.vllm.gpu.eagle.ends import target_ends
 from minedraft_core.vllm.gpu.eagle.engine import EagleEngine
 from minedraft_core.vllm.gpu.eagle.model import EagleModel, head_config
 from minedraft_core.vllm.gpu.eagle.speculator import EagleSpeculator
 from minedraft_core.vllm.gpu.engine import DraftEngine
+from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
 from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_group
+from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 
 
@@ -64,6 +66,15 @@ class Head(Method):
             return EagleModel(head_config(config, device, drafter), device, group, ends)
 
 
-def method_of(name: str) -> Method:
-    """The method that vLLM calls so."""
-    return Head() if name in HEADS else SeparateModel()
+class LookaheadModel(SeparateModel):
+    """A draft model that goes on while the target verifies."""
+
+    speculator = LookaheadSpeculator
+    engine = LookaheadEngine
+
+
+def method_of(name: str, config: MineDraftConfig) -> Method:
+    """The method that vLLM calls so, as it is configured."""
+    if name in HEADS:
+        return Head()
+    return LookaheadModel() if config.force_pearl else SeparateModel()

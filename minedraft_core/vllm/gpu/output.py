@@ -1,14 +1,22 @@
-"""A pass's output with the times that the scheduler's records need."""
+"""What travels between the scheduler and the worker beside vLLM's own: how far to draft ahead, and a pass's times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from minedraft_core.types import DrafterRecord
 from minedraft_core.vllm.gpu.timing import PassTimes
+
+
+@dataclass
+class PacedOutput(SchedulerOutput):
+    """What the scheduler of a lookahead pipeline sends. `steps_ahead`: draft steps that follow the draft which this pass orders."""
+
+    steps_ahead: int = 0
 
 
 @dataclass

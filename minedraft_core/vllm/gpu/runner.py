@@ -25,7 +25,8 @@ from minedraft_core.vllm.gpu.engine import DraftEngine
 from minedraft_core.vllm.gpu.layout import Budget, Layout, Reserve, check_blocks, check_fit, common_blocks, longest_context, place
 from minedraft_core.vllm.gpu.methods import method_of
 from minedraft_core.vllm.gpu.model import DraftModel
-from minedraft_core.vllm.gpu.output import TimedAsyncOutput
+from minedraft_core.vllm.gpu.output import PacedOutput, TimedAsyncOutput
+from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 from minedraft_core.vllm.gpu.tetris import DeviceTetris, room_of
 from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, PassTimer
@@ -65,7 +66,7 @@ class MineDraftModelRunner(GPUModelRunner):
         if self.speculative_config is not None:
             # Free vLLM's own speculator before ours is made.
             self.speculator = None
-            self._method = method_of(str(self.speculative_config.method))
+            self._method = method_of(str(self.speculative_config.method), self._config.speculative)
             self._pipeline = self.speculator = self._method.speculator(vllm_config, device, get_tp_group())
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -161,7 +162,7 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._leads:
             self._stamps = DeviceTimer(self.device)
             self._stamps.calibrate()
-            self._timer = PassTimer(self._stamps, self._engine.timer if self._engine is not None else None)
+            self._timer = self._engine.pass_timer(self._stamps) if self._engine is not None else PassTimer(self._stamps, None)
         if self._pipeline is not None:
             self._pipeline.prepare()
 
@@ -183,6 +184,8 @@ class MineDraftModelRunner(GPUModelRunner):
             # vLLM copies blocks in passes without tokens, too.
             if self._pipeline is not None:
                 self._pipeline.begin_pass(scheduler_output.kv_cache_block_copies or ())
+            if isinstance(self._pipeline, LookaheadSpeculator) and isinstance(scheduler_output, PacedOutput):
+                self._pipeline.pace(scheduler_output.steps_ahead)
             if scheduler_output.total_num_scheduled_tokens:
                 self._begin(scheduler_output)
         return super().execute_model(scheduler_output, intermediate_tensors, dummy_run, **kwargs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -16,21 +17,28 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from minedraft_core.config import PipelineConfig
-from minedraft_core.control import ControlServer, ModeOrder, NoOrders, Orders, check_order
+from minedraft_core.config import MineDraftConfig, PipelineConfig
+from minedraft_core.control import WITHOUT_LOOKAHEAD, ControlServer, ModeOrder, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
+from minedraft_core.lookahead import steps_ahead
 from minedraft_core.overlap import hidden_us
 from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
-from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, Mode, ModeRecord, Record, Side, Span, StepRecord, now_us
 from minedraft_core.vllm.gpu.layout import longest_context
-from minedraft_core.vllm.gpu.output import TimedOutput
+from minedraft_core.vllm.gpu.output import PacedOutput, TimedOutput
 from minedraft_core.vllm.gpu.tetris import room_of
 from minedraft_core.vllm.gpu.timing import PassTimes
 from minedraft_core.vllm.scheduler import CadenceMixin, choice_of, own_limit
 
 _RECENT_PASSES = 16
 _US = 1e-6
+
+
+def _mode_of(config: MineDraftConfig) -> Mode:
+    if not config.is_parallel:
+        return Mode.SEQUENTIAL
+    return Mode.PEARL if config.force_pearl else Mode.PARALLEL
 
 
 @dataclass
@@ -60,7 +68,12 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         self.num_drafts: int = most_drafts
         self.mode = Mode.OFF
         if self.num_drafts:
-            self.mode = Mode.PARALLEL if config.speculative.is_parallel else Mode.SEQUENTIAL
+            self.mode = _mode_of(config.speculative)
+        self._looks_ahead = self.mode is Mode.PEARL
+        self._fixed_steps_ahead = config.drafter.steps_ahead
+        if self._looks_ahead:
+            # Drafts made ahead need blocks, too: the token after a draft, and the next draft.
+            self.num_lookahead_tokens += self.num_spec_tokens + 1
         self.cadence = cadence_of(self.mode)
         self._longest_draft = 0
         if (speculative := self.vllm_config.speculative_config) is not None and speculative.draft_model_config is not None:
@@ -69,12 +82,15 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         self._unknown: set[str] = set()
         self._orders: Orders = NoOrders()
         if config.control_address is not None:
-            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most_drafts))
+            modes = tuple(Mode) if self._looks_ahead else WITHOUT_LOOKAHEAD
+            self._orders = ControlServer(config.control_address, lambda order: check_order(order, most_drafts, modes))
         self._is_prompt_run = False
         self._preempted = 0
         self._follows = False
         self._in_flight: deque[_Pass] = deque()
         self._spans: deque[Span] = deque(maxlen=_RECENT_PASSES)
+        self._verify_us: deque[int] = deque(maxlen=_RECENT_PASSES)
+        self._draft_us: deque[int] = deque(maxlen=_RECENT_PASSES)
         self._steps = 0
         self._feed: Feed = FeedWriter(config.feed_address) if config.feed_address else NoFeed()
         self._records: list[Record] = [ModeRecord(self.mode, self.num_drafts)]
@@ -102,7 +118,19 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
             )
             self._preempted = 0
             self._follows = True
-        return output
+        return PacedOutput(**vars(output), steps_ahead=self._steps_ahead()) if self._looks_ahead else output
+
+    def _steps_ahead(self) -> int:
+        """How far the drafter goes ahead after the draft that this pass orders, from the times of late."""
+        if self.mode is not Mode.PEARL:
+            return 0
+        most = self.num_drafts + 1
+        if self._fixed_steps_ahead is not None:
+            return min(most, self._fixed_steps_ahead)
+        if not self._verify_us or not self._draft_us:
+            return 0
+        step_us = median(self._draft_us) / self.num_spec_tokens
+        return min(most, steps_ahead(median(self._verify_us), step_us, self.num_spec_tokens))
 
     def _obey(self, order: ModeOrder) -> None:
         """Change mode and number of drafts. What is drafted and under way is verified as it was scheduled."""
@@ -210,6 +238,15 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                     drafted_per_position=[job.num_reqs] * self._choice.width(self.num_drafts, job.num_reqs),
                 )
             )
+        self._records += [
+            LookaheadRecord(
+                ahead.span.start_us, ahead.span.end_us, hidden_us(ahead.span, self._spans), ahead.hits, ahead.misses, ahead.discarded
+            )
+            for ahead in (() if times is None else times.ahead)
+        ]
+        if times is not None and not known.is_prompt_run:
+            self._verify_us.append(span.duration_us)
+            self._draft_us.extend(job.end_us - job.start_us for job in jobs)
         counts = self.cadence.counts
         counted = [pair for pair in drafts if pair[0]]
         lengths = [drafted for drafted, _ in counted]

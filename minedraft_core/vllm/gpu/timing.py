@@ -18,6 +18,8 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
+from minedraft_core.types import Lookahead
+
 _RING = 4096
 _PROBE_EVERY = 4
 _PROBES = 32
@@ -135,7 +137,7 @@ class PassTimes:
     """One pass of the target, from the moment its drafts were at hand to the sampling of its last token. Microseconds on the host's clock.
 
     `gap_us` is the time since the bookkeeping of the pass before was done, `wait_us` what part of it was spent waiting for drafts.
-    `drafts` are the jobs that landed for this pass.
+    `drafts` are the jobs that landed for this pass, `ahead` what these found of tokens drafted ahead.
     """
 
     start_us: int
@@ -143,6 +145,7 @@ class PassTimes:
     gap_us: int | None
     wait_us: int
     drafts: tuple[DraftTimes, ...]
+    ahead: tuple[Lookahead, ...] = ()
 
 
 @dataclass(frozen=True)

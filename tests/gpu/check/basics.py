@@ -1,41 +1,27 @@
-"""Checks the pipeline on a GPU machine, in order of risk: `python -m tests.gpu.check STAGE ... --target FOLDER --draft FOLDER`.
-
-Stages: `kernels` (each kernel against its reference), `start` (the engine starts with the drafter on the next device and on the target's
-own), `twin` (the target as its own drafter: nearly every draft is accepted, greedy and sampled, also under preemption, chunked prompts and
-prefix caching), `sync` (no call waits for a device), `greedy` (the same tokens as plain decoding, but for ties), `tensor_parallel` (greedy
-over two devices), `acceptance` (by position, against vLLM's own speculative decoding), `tetris` (greedy as above with half of the drafts
-verified, and what that loses), `eagle` and `eagle3` (the drafts of a head, token for token those of vLLM's own EAGLE: see `eagle_stage`),
-`eagle_tensor_parallel` (the same over two devices), `speed` (gap and hidden share with the shapes in --shapes; a head's with --method).
-Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on.
-"""
+"""The stages that all others rest on, and how a stage starts and asks an engine."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
-import sys
 import tempfile
 import time
-import traceback
 import uuid
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
-# A forked engine would keep settings of vLLM that this process has read before a stage changes them.
-os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 from minedraft_core.bench.prompts import read_prompts
 from minedraft_core.bench.statistics import Run, steady_state, summarise
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
-from minedraft_core.types import DrafterRecord, DraftRecord, StepRecord
+from minedraft_core.types import DrafterRecord, DraftRecord, LookaheadRecord, StepRecord
+from minedraft_core.vllm.args import runs_on_cpu
 from tests.gpu import eagle_stage
+from tests.gpu.check.findings import attempt, figure, say
 
+CPU = ("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30))  # where the stages themselves are tried
 FAST = '{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}'
 GAP_MS, HIDDEN = 0.1, 0.99
 TIE = 0.26  # one bfloat16 step of a logit from 32 up
@@ -43,40 +29,28 @@ TWIN = 0.8  # of the last drafts that a target takes from itself; less than all,
 BATCH = 16  # requests at once where outputs are compared
 TIGHT = ("--num-gpu-blocks-override", "160", "--max-num-batched-tokens", "512", "--enable-prefix-caching")
 
-_bad: list[str] = []
-
-
-def say(good: bool | None, text: str) -> None:
-    print({True: "GOOD", False: "BAD ", None: "    "}[good], text, flush=True)
-    if good is False:
-        _bad.append(text)
-
-
-@contextmanager
-def attempt(name):
-    """A fault inside is a finding, not the end."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 -- what follows goes on
-        traceback.print_exc()
-        say(False, f"{name}: {type(error).__name__}: {error}")
-
 
 def pipeline(arguments, draft, mode, device, length=None):
+    cores = ((0,), (1,)) if runs_on_cpu() else ((), ())
     if mode == "off":
-        return PipelineConfig()
+        return PipelineConfig(target_cores=cores[0])
+    ahead = mode == "pearl"
     return PipelineConfig(
+        target_cores=cores[0],
         speculative=MineDraftConfig(
             method=arguments.method,
             model=draft,
             num_speculative_tokens=arguments.k,
-            is_parallel=mode.startswith("parallel"),
+            is_parallel=ahead or mode.startswith("parallel"),
+            force_pearl=ahead,
             tetris=mode.endswith("-tetris"),
             tetris_capacity=half_of_a_batch(arguments, mode),
             tetris_extra_proposals=2,
         ),
         drafter=DrafterConfig(
+            cores=cores[1],
             device=device,
+            steps_ahead=arguments.steps_ahead,
             synthetic_acceptance_length=length,
             compiled=arguments.compiled_drafter,
             attention=arguments.drafter_attention,
@@ -90,15 +64,22 @@ def half_of_a_batch(arguments, mode):
 
 
 @contextmanager
-def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
+def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048, control=None):
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
-    args = engine_args(target, concurrency, max_model_len, [*flags, "--gpu-memory-utilization", str(arguments.memory), *arguments.flags])
+    here = CPU if runs_on_cpu() else ("--gpu-memory-utilization", str(arguments.memory))
+    args = engine_args(target, concurrency, max_model_len, [*flags, *here, *arguments.flags])
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
-    with start(args, pipeline(arguments, draft, mode, device, length)) as running:
+    config = pipeline(arguments, draft, mode, device, length)
+    with start(args, config.model_copy(update={"control_address": control})) as running:
         say(None, f"{mode} with the drafter on {device}: started in {time.monotonic() - began:.0f} s")
         yield running
+
+
+def quick():
+    """Flags for a start without compilation."""
+    return () if runs_on_cpu() else ("--compilation-config", FAST)
 
 
 def decode(running, prompts, tokens, concurrency):
@@ -123,10 +104,13 @@ def summary(records) -> str:
     middle = lambda values: sorted(values)[len(values) // 2] if values else None  # noqa: E731
     gaps = [step.gap_us for step in steps if step.gap_us is not None]
     busy = sum(job.end_us - job.start_us for job in jobs)
+    ahead = [record for record in records if isinstance(record, LookaheadRecord)]
+    hits, misses = sum(record.hits for record in ahead), sum(record.misses for record in ahead)
+    foreseen = f"hits {hits} of {hits + misses}, discarded {sum(record.discarded for record in ahead)}, " if ahead else ""
     return (
         f"passes {len(steps)}, V {middle([step.end_us - step.start_us for step in steps])} us, "
         f"D {middle([job.end_us - job.start_us for job in jobs])} us, gap {middle(gaps)} us, "
-        f"hidden {sum(job.hidden_us for job in jobs) / busy if busy else 0:.3f}, failures {[record.message for record in down]}"
+        f"{foreseen}hidden {sum(job.hidden_us for job in jobs) / busy if busy else 0:.3f}, failures {[record.message for record in down]}"
     )
 
 
@@ -134,10 +118,11 @@ def stage_kernels(_arguments) -> None:
     import torch
 
     from tests.gpu.decode_cases import LONG, compare_decode
-    from tests.gpu.kernel_cases import compare
+    from tests.gpu.kernel_cases import compare, compare_chains
 
     for seed in range(20):
         compare("cuda", seed)
+        compare_chains("cuda", seed)
     for seed in range(8):
         compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
     say(True, "kernels agree with their references")
@@ -252,7 +237,7 @@ def _random_model(folder: Path, tokenizer: Path) -> tuple[str, str]:
 
 
 def _compare(arguments, target, draft, runs) -> None:
-    texts, flags = read_prompts(), ["--compilation-config", FAST]
+    texts, flags = read_prompts(), quick()
     results, prompts = {}, []
     for mode, device, extra in [("off", None, ()), *runs]:
         with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, BATCH, *flags, *extra) as running:
@@ -369,39 +354,7 @@ def stage_speed(arguments) -> None:
                     continue
                 found = summarise([Run(steady, 160 * concurrency / span.duration_us * 1e6)])
                 say(None, f"{mode} {device} C={concurrency}: {found}")
+                figure(mode=mode, device=device, concurrency=concurrency, pair=arguments.pair, k=arguments.k, **asdict(found))
                 if mode == "parallel" and found.draft_ms is not None and found.draft_ms < found.verify_ms and device != 0:
                     good = found.gap_ms <= GAP_MS and found.hidden_share >= HIDDEN
                     say(good, f"{mode} {device} C={concurrency}: gap {found.gap_ms:.3f} ms, hidden {found.hidden_share:.3f}")
-
-
-STAGES = {name.removeprefix("stage_"): function for name, function in list(globals().items()) if name.startswith("stage_")}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stages", nargs="+", choices=[*STAGES, "all"])
-    parser.add_argument("--target")
-    parser.add_argument("--draft")
-    parser.add_argument("-k", type=int, default=4)
-    parser.add_argument("--devices", type=lambda text: [int(part) for part in text.split(",")], default=[1, 0])
-    parser.add_argument("--memory", type=float, default=0.85)
-    parser.add_argument("--shapes", default="/tmp/shapes")
-    parser.add_argument("--pair", default="qwen3-32b+qwen3-1.7b")
-    parser.add_argument("--modes", type=lambda text: text.split(","), default=["parallel", "sequential"])
-    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[8, 32])
-    parser.add_argument("--method", choices=("draft_model", "eagle", "eagle3"))
-    parser.add_argument("--length", type=float, default=3.0)
-    parser.add_argument("--compiled-drafter", action="store_true")
-    parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
-    parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
-    arguments = parser.parse_args()
-    for name in STAGES if "all" in arguments.stages else arguments.stages:
-        print(f"---- {name}", flush=True)
-        with attempt(name):
-            STAGES[name](arguments)
-    print(f"{len(_bad)} bad", *_bad, sep="\n  ", flush=True)
-    sys.exit(bool(_bad))
-
-
-if __name__ == "__main__":
-    main()

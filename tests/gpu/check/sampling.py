@@ -1,0 +1,73 @@
+"""The law of sampled tokens: chi-square of single tokens and of neighbours, every mode against plain decoding."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+from minedraft_core.types import StepRecord
+from tests.gpu.check.asking import Ask, answers
+from tests.gpu.check.basics import engine, quick, summary
+from tests.gpu.check.findings import attempt, figure, say
+
+PROMPTS = ("Once upon a time, there was a", "The capital of France is", "Q: Is the sky blue? Answer yes or no.\nA:")
+TEMPERATURES = (0.7, 1.0)
+TOKENS, CHOICES, CONCURRENCY = 8, 20, 64
+RARE = 16  # of both samples together: rarer ones are counted as one
+LEVEL = 1e-4  # of one test; all modes, prompts, temperatures and places together are about a hundred
+PLACES = ((0,), (2,), (5,), (0, 1), (1, 2), (3, 4), (6, 7))
+
+
+def stage_sampling(arguments) -> None:
+    found = {}
+    for index, mode in enumerate(("off", "off again", "sequential", "parallel", "pearl")):
+        name = mode.split()[0]
+        draft = None if name == "off" else arguments.draft
+        with (
+            attempt(mode),
+            engine(arguments, arguments.target, draft, name, arguments.devices[0], CONCURRENCY, *quick(), max_model_len=256) as running,
+        ):
+            found[mode] = _samples(running, arguments.samples, 1_000_000 * index)
+            records = list(running._records)
+            accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+            say(name == "off" or accepted > 0, f"{mode}: {accepted} drafts accepted; {summary(records)}")
+    plain = found.pop("off")
+    for mode, samples in found.items():
+        values = {key: _compare(samples[key], plain[key]) for key in samples}
+        worst = min(values, key=lambda key: values[key][0])
+        low = sum(value < 0.05 for value, _ in values.values())
+        say(
+            values[worst][0] >= LEVEL,
+            f"{mode}: least of {len(values)} p-values {values[worst][0]:.5f} at {worst} ({values[worst][1]} bins), {low} below 0.05",
+        )
+        for (prompt, temperature, place), (value, bins) in values.items():
+            figure(mode=mode, prompt=prompt, temperature=temperature, place=place, p_value=value, bins=bins, samples=arguments.samples)
+
+
+def _samples(running, count: int, first_seed: int) -> dict[tuple, Counter]:
+    """For each prompt, temperature and place how often each token, or pair of neighbours, came. Half come by n > 1, half by seeds."""
+    tokenizer = running._engine.get_tokenizer()
+    found: dict[tuple, Counter] = {}
+    for (number, prompt), temperature in itertools.product(enumerate(PROMPTS), TEMPERATURES):
+        tokens, params = tokenizer.encode(prompt), {"temperature": temperature, "max_tokens": TOKENS, "ignore_eos": True}
+        several = [Ask(tokens, {**params, "n": CHOICES}) for _ in range(count // (2 * CHOICES))]
+        seeded = [Ask(tokens, {**params, "seed": first_seed + seed}) for seed in range(count // 2)]
+        rows = [list(choice.token_ids) for output in answers(running, several + seeded, CONCURRENCY) for choice in output.outputs]
+        assert all(len(row) == TOKENS for row in rows), "every sample has all its tokens"
+        for place in PLACES:
+            found[number, temperature, place] = Counter(tuple(row[at] for at in place) for row in rows)
+    return found
+
+
+def _compare(ours: Counter, plain: Counter) -> tuple[float, int]:
+    """The p-value of both samples having one law, and the number of bins."""
+    from scipy.stats import chi2_contingency
+
+    common = [token for token in ours | plain if ours[token] + plain[token] >= RARE]
+    table = [[counts[token] for token in common] for counts in (ours, plain)]
+    rest = [sum(counts.values()) - sum(row) for counts, row in zip((ours, plain), table, strict=True)]
+    if sum(rest) >= RARE:
+        table = [[*row, other] for row, other in zip(table, rest, strict=True)]
+    if len(table[0]) < 2:
+        return 1.0, len(table[0])
+    return float(chi2_contingency(table).pvalue), len(table[0])
