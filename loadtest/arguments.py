@@ -60,7 +60,7 @@ def add_arguments(parser: Parser) -> None:
     add("--max-error-share", "Share of the requests that may fail; more end with exit code 1.", type=_share, default=0.0)
     add("--gpus", "GPUs that the server uses, the drafter's included, for figures per GPU.", type=_count, default=0)
     add("--abort-share", "Share of the requests whose client goes away early.", type=_share, default=0.0)
-    add("--abort-after", "Events with text after which it does.", type=_count, default=8)
+    add("--abort-after", "Events with tokens after which it does.", type=_count, default=8)
     add("--client-timeout", "Seconds without a byte after which a request has failed.", type=_positive, default=600.0)
     add("--insecure", "Accept any certificate; else those of the system, or of the file that SSL_CERT_FILE names.", action="store_true")
     add("--seed", "Seed of everything that is drawn.", type=int, default=0)

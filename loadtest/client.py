@@ -83,7 +83,7 @@ class Client:
             outcome, fault = Outcome.CUT, error
         end = self._clock.now() if transcript.end is None or fault is not None else transcript.end
         prompt_tokens, completion_tokens = transcript.usage or (0, 0)
-        first, spoken = transcript.first, transcript.last_text
+        first, spoken = transcript.first, transcript.last_delivery
         sample = Sample(
             endpoint=request.endpoint,
             begin=start,

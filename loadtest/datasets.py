@@ -71,6 +71,7 @@ def convert(
     if not entries:
         raise ConfigError(f"{', '.join(file.name for file in read)}: no prompt is left of {records} records")
     lines = msgspec.json.Encoder().encode_lines([_named(entry, number) for number, entry in enumerate(entries)])
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(lines)
     manifest = Manifest(
         dataset=name,

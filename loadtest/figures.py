@@ -16,9 +16,10 @@ DEFINITIONS = {
     "counted": "Requests that began after the warm-up. Those that failed, that the client aborted, and that the end of the test cut short "
     "are counted apart; times, tokens and throughput are of the requests that were done.",
     "duration_s": "From the beginning of the first counted request to the end of the last that was done.",
-    "ttft_ms": "From the moment before the request is sent, its connection included, to the first event with text.",
-    "tpot_ms": "Per request: time from the first text to the last token, over the output tokens but the first.",
-    "itl_ms": "Time between two events with text, over all such pairs of all requests; an event can hold several tokens.",
+    "ttft_ms": "From the moment before the request is sent, its connection included, to the first event that brings a token, "
+    "whose text may be empty.",
+    "tpot_ms": "Per request: time from the first token to the last, over the output tokens but the first.",
+    "itl_ms": "Time between two events that bring tokens, over all such pairs of all requests; an event can hold several tokens.",
     "e2e_ms": "From the moment before the request is sent to the end of the stream.",
     "request_tokens_per_second": "Per request: output tokens over e2e.",
     "tokens": "As the server counts them in usage.",

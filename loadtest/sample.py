@@ -26,8 +26,8 @@ class Outcome(StrEnum):
 class Sample(msgspec.Struct, frozen=True):
     """One request as its client saw it. Times are seconds; `begin` counts from the epoch, all others from `begin`.
 
-    Tokens are the server's own count (`usage`), the one that ends the output included. A delivery is one event of the stream that carries
-    text; with speculation it can hold several tokens. `gaps` are the times between deliveries, as `bucket_of` names them.
+    Tokens are the server's own count (`usage`), the one that ends the output included. A delivery is one event of the stream that brings
+    tokens; with speculation it can hold several. `gaps` are the times between deliveries, as `bucket_of` names them.
     """
 
     endpoint: Endpoint
@@ -35,11 +35,11 @@ class Sample(msgspec.Struct, frozen=True):
     end: float
     outcome: Outcome
     first: float | None = None
-    """When the first text came."""
+    """When the first token came."""
     last: float | None = None
-    """When the last token came, which may bring no text."""
+    """When the last token came, the one that ends the output included."""
     spoken: float = 0.0
-    """Time from the first to the last event with text."""
+    """Time from the first to the last delivery."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     deliveries: int = 0

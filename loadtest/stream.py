@@ -24,6 +24,7 @@ class Lines(Protocol):
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -36,12 +37,17 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def speaks(self) -> bool:
-        """Whether it brings text, reasoning or a part of a tool call."""
+    def delivers(self) -> bool:
+        """Whether it brings a token: text, also an empty one, where a token is no whole character or is not shown; reasoning; a tool call.
+
+        The announcement of the role brings none, nor does what only ends the output.
+        """
         delta = self.delta
         if delta is None:
-            return bool(self.text)
-        return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
+            return bool(self.text) or (self.text is not None and self.finish_reason is None)
+        if delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls:
+            return True
+        return delta.content is not None and delta.role is None and self.finish_reason is None
 
 
 class _Usage(msgspec.Struct):
@@ -73,7 +79,7 @@ class Transcript:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.first: float | None = None
-        self.last_text: float | None = None
+        self.last_delivery: float | None = None
         self.last: float | None = None
         self.end: float | None = None
         self.deliveries = 0
@@ -81,7 +87,7 @@ class Transcript:
         self.usage: tuple[int, int] | None = None
 
     def read(self, lines: Lines, most_deliveries: int | None = None) -> bool:
-        """Read to the end of the stream, True; or until so many events brought text, False.
+        """Read to the end of the stream, True; or until so many events brought tokens, False.
 
         Raises AnswerError for an error in the stream, one that breaks off, and one without token counts.
         """
@@ -111,15 +117,15 @@ class Transcript:
         if event.usage is not None:
             self.usage = event.usage.prompt_tokens, event.usage.completion_tokens
         for choice in event.choices:
-            if choice.speaks:
+            if choice.delivers:
                 self.last = now
                 self.deliveries += 1
-                if self.last_text is None:
+                if self.last_delivery is None:
                     self.first = now
                 else:
-                    bucket = bucket_of(now - self.last_text)
+                    bucket = bucket_of(now - self.last_delivery)
                     self.gaps[bucket] = self.gaps.get(bucket, 0) + 1
-                self.last_text = now
+                self.last_delivery = now
             elif choice.finish_reason is not None:
                 self.last = now
 

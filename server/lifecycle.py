@@ -176,5 +176,5 @@ async def serve(app: FastAPI, lifecycle: Lifecycle, settings: Settings, sock: so
     scheme = "http" if settings.ssl_certfile is None else "https"
     _logger.info("serving on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     await server.serve(sockets=[sock])
-    _logger.info("HTTP has ended; the engine is stopped")
+    _logger.info("HTTP has ended; stopping the engine")
     return server.exit_code

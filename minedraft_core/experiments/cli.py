@@ -226,7 +226,10 @@ def _prompts(variant: Variant, asked: Asked) -> dict[str, list[str]]:
             continue
         path = SHIPPED if dataset.name == _SHIPPED else asked.prompts_folder / f"{dataset.name}.jsonl"
         if not path.exists():
-            raise ConfigError(f"--datasets: {path} is missing; put it there, name another folder, or leave it out with --dataset")
+            raise ConfigError(
+                f"--datasets: {path} is missing; make it with `minedraft datasets convert {dataset.name} {path}`, name another folder, "
+                "or name the prompts that are there with --dataset"
+            )
         found[dataset.name] = read_prompts(path)
     return found
 

@@ -58,13 +58,15 @@ class Served:
 
 @contextmanager
 def serving(folder: Path, *arguments: str, key: str | None = None) -> Iterator[Served]:
-    """A server of the embedded model that answers; killed at the end. `folder` gets its trace and its log."""
+    """A server of the embedded model that answers; killed at the end. `folder` gets its trace and its log.
+
+    `key` goes with every request; it has to be one of those that the arguments name.
+    """
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    keys = () if key is None else ("--api-key", key)
     trace = folder / "trace.jsonl"
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--trace", str(trace), *keys, *arguments]
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--trace", str(trace), *arguments]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}

@@ -66,7 +66,7 @@ def test_the_published_grid() -> None:
     )
     assert [pair.draft for pair in paper.pairs] == ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B"]
     assert (paper.temperature_for(1), paper.temperature_for(2)) == (1.0, 0.8)
-    assert {dataset.name: dataset.min_tokens for dataset in paper.datasets} == {"ShareGPT": 256, "arena": 16, "spec_bench": 4, "tough": 16}
+    assert {dataset.name: dataset.min_tokens for dataset in paper.datasets} == {"sharegpt": 256, "arena": 16, "spec_bench": 4, "tough": 16}
     assert catalogue()["experiment_4_bs"].variants["paper"].batch == (8, 16, 32, 64)
     assert catalogue()["experiment_8_nsys"].variants["paper"].profile
 

@@ -39,7 +39,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_sharegpt(tmp_path: Path) -> None:
-    source, out = tmp_path / "chats.json", tmp_path / "out.jsonl"
+    source, out = tmp_path / "chats.json", tmp_path / "datasets" / "sharegpt.jsonl"
     source.write_text(json.dumps(SHAREGPT))
     manifest = convert("sharegpt", [source], out)
     assert lines(out) == [

@@ -49,7 +49,7 @@ def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
 def test_completions() -> None:
     found, whole = read(text(), b"\n", text(), text("", "stop"), USAGE, b"data: [DONE]\n")
     assert whole
-    assert (found.first, found.last_text, found.last, found.deliveries) == (1, 2, 3, 2)
+    assert (found.first, found.last_delivery, found.last, found.deliveries) == (1, 2, 3, 2)
     assert found.usage == (7, 5)
     ((bucket, count),) = found.gaps.items()
     assert (seconds_of(bucket), count) == (pytest.approx(1, rel=0.01), 1)
@@ -65,6 +65,14 @@ def test_the_role_of_a_chat_is_no_token_but_reasoning_and_tools_are() -> None:
     ]
     found, _ = read(*events, USAGE, b"data: [DONE]\r\n")
     assert (found.first, found.deliveries, found.last) == (2, 3, 5)
+
+
+def test_a_token_without_text_is_one() -> None:
+    found, _ = read(text(""), text("a"), text("", "length"), USAGE, b"data: [DONE]\n")
+    assert (found.first, found.deliveries, found.last) == (1, 2, 3)
+    events = [delta(role="assistant", content=""), delta(content=""), delta(content="a"), delta("stop", content="")]
+    found, _ = read(*events, USAGE, b"data: [DONE]\n")
+    assert (found.first, found.deliveries, found.last) == (2, 2, 4)
 
 
 def test_comments_and_further_fields_are_passed_over() -> None:

@@ -53,7 +53,7 @@ async def test_the_log_says_what_a_signal_does(fake: FakeEngine, start: Start, c
     await running.task
     assert caplog.messages[-2:] == [
         "SIGTERM: no new requests are taken; 1 running may go on for at most 7 s",
-        "HTTP has ended; the engine is stopped",
+        "HTTP has ended; stopping the engine",
     ]
 
 
