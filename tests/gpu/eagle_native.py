@@ -69,7 +69,7 @@ def main() -> None:
                 text += [following.pop(0) for _ in range(accepted[-1] + 1)]
             assert text[length:] == written[: len(text) - length]
             sys.stdout.write(f"{method}: {len(accepted)} drafts as expected, accepted {accepted}\n")
-            assert max(accepted) > 1
+            assert max(accepted) > 0
 
 
 if __name__ == "__main__":
