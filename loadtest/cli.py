@@ -35,7 +35,7 @@ def _one_message() -> Iterator[None]:
 
 def _need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"{module} is not installed; it comes with the extra: pip install 'minedraft[loadtest]'")
+        raise ConfigError(f"{module} is not installed; `make setup` installs it, elsewhere pip install 'minedraft[loadtest]'")
 
 
 @loadtest_app.command(

@@ -108,7 +108,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise FormatError(f"{path} is a Parquet file, which duckdb reads: install minedraft[datasets]") from None
+        raise FormatError(f"{path} is a Parquet file: duckdb is not installed; `make setup` installs it, elsewhere pip install 'minedraft[datasets]'") from None
     try:
         with duckdb.connect() as database:
             result = database.execute("select * from read_parquet(?)", [str(path)])

@@ -147,7 +147,7 @@ def _store(experiment: Experiment, asked: Asked) -> Store:
 def _plan(variant: Variant, asked: Asked) -> tuple[list[Cell], list[Session]]:
     if unknown := set(asked.datasets) - {dataset.name for dataset in variant.datasets}:
         there = ", ".join(dataset.name for dataset in variant.datasets)
-        raise ConfigError(f"--dataset: this experiment has no {', '.join(sorted(unknown))}; it has {there}")
+        raise ConfigError(f"--dataset: this variant has no prompts called {', '.join(sorted(unknown))}; give one of {there}")
     cells = cells_of(variant, asked.modes, asked.datasets)
     return cells, sessions_of(cells, on_cpu=not variant.tensor_parallel)
 

@@ -51,7 +51,7 @@ def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
         (["run-parallel", "--mode", "off"], "give run-all with --mode off"),
         (["experiment_1", "--variant", "tiny"], "--variant: 'tiny' is not possible"),
         (["experiment_1", "--variant", "paper"], "--variant: paper needs GPUs"),
-        (["experiment_1", "--dataset", "jokes"], "--dataset: this experiment has no jokes; it has shipped"),
+        (["experiment_1", "--dataset", "jokes"], "--dataset: this variant has no prompts called jokes; give one of shipped"),
         (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is no core"),
         (["experiment_1", "--wait-for-gpus", "5"], "--wait-for-gpus: this installation is for CPUs"),
     ],

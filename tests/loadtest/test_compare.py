@@ -70,6 +70,7 @@ def test_what_is_missing_is_named_and_where_it_comes_from(monkeypatch: pytest.Mo
     result = CliRunner().invoke(app, ["loadtest", "run", "--headless"])
     assert result.exit_code == 2
     assert "locust is not installed" in result.output
+    assert "`make setup` installs it" in result.output
     assert "minedraft[loadtest]" in result.output
 
 

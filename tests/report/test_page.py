@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -121,4 +122,13 @@ def test_a_file_that_is_no_trace_is_one_message_and_code_2(tmp_path: Path) -> No
     result = RUNNER.invoke(trace_app, ["report", str(path), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert result.output.startswith("error: line 1 of")
+    assert not (tmp_path / "out").exists()
+
+
+def test_plots_without_their_library_are_one_message_and_code_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    result = RUNNER.invoke(trace_app, ["report", str(original(tmp_path / "trace.jsonl")), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert result.output.startswith("error: plots need matplotlib")
+    assert "`make setup` installs it" in result.output
     assert not (tmp_path / "out").exists()
