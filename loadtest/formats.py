@@ -108,7 +108,10 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise FormatError(f"{path} is a Parquet file: duckdb is not installed; `make setup` installs it, elsewhere pip install 'minedraft[datasets]'") from None
+        message = (
+            f"{path} is a Parquet file and duckdb is not installed; `make setup` installs it, elsewhere pip install 'minedraft[datasets]'"
+        )
+        raise FormatError(message) from None
     try:
         with duckdb.connect() as database:
             result = database.execute("select * from read_parquet(?)", [str(path)])

@@ -49,7 +49,7 @@ def trace_report(
 def check_extra() -> None:
     """Raise ConfigError where the plots' library is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib, which is not installed; `make setup` installs it, elsewhere pip install 'minedraft[report]'")
+        raise ConfigError("plots need matplotlib; `make setup` installs it, elsewhere pip install 'minedraft[report]'")
 
 
 def make_report(arms: Sequence[MeasuredArm], traces: Sequence[Path], out: Path, title: str) -> Path:
