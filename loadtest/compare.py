@@ -20,11 +20,19 @@ _SPREADS = {
     "itl_ms": "Time between deliveries, ms",
     "e2e_ms": "Time of a request, ms",
 }
+_ALL_AND_GOOD = ("#b8bcc2", "#4a4f57")
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d6a9f", "#edae49", "#5c5c5c")
 
 
 def draw(runs: Sequence[Results]) -> bytes:
-    """The picture, as PNG: throughput and goodput above, below how the times of each run are spread."""
+    """The picture, as PNG."""
+    buffer = io.BytesIO()
+    plot(runs).savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def plot(runs: Sequence[Results]) -> Figure:
+    """Throughput and goodput as bars, and as curves how the times of each run are spread."""
     figure = Figure(figsize=(14, 8), layout="constrained")
     axes = figure.subplots(2, 3)
     _bars(
@@ -41,9 +49,7 @@ def draw(runs: Sequence[Results]) -> bytes:
     )
     for place, (name, title) in zip((axes[0][2], axes[1][0], axes[1][1], axes[1][2]), _SPREADS.items(), strict=True):
         _quantiles(place, runs, name, title)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
+    return figure
 
 
 def render(runs: Sequence[Results], image: bytes) -> str:
@@ -62,7 +68,7 @@ def _bars(axes: Axes, runs: Sequence[Results], title: str, values: dict[str, Cal
     width = 0.8 / len(values)
     for index, (name, value) in enumerate(values.items()):
         places = [place + (index - (len(values) - 1) / 2) * width for place in range(len(runs))]
-        axes.bar(places, [value(run) for run in runs], width, label=name, color=_COLOURS[index])
+        axes.bar(places, [value(run) for run in runs], width, label=name, color=_ALL_AND_GOOD[index])
     axes.set_xticks(range(len(runs)), [run.label for run in runs], rotation=20, ha="right")
     axes.set_title(title)
     axes.legend()
@@ -77,3 +83,5 @@ def _quantiles(axes: Axes, runs: Sequence[Results], name: str, title: str) -> No
     axes.set_ylabel("percent of all")
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()

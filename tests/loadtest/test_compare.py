@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from loadtest.compare import plot
 from loadtest.figures import summarise
 from loadtest.plan import Limits
-from loadtest.results import make_results
+from loadtest.results import make_results, read_results
 from server.cli import app
 from tests.loadtest.test_figures import sample
 from tests.loadtest.test_prompts import plan
@@ -45,6 +46,17 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
         assert image.format == "PNG"
         assert image.width > 1000
         assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 10
+
+
+def test_the_curves_say_which_run_they_are_of(tmp_path: Path) -> None:
+    runs = [read_results(write(tmp_path / "a.json", "plain", 0.1)), read_results(write(tmp_path / "b.json", "parallel", 0.3))]
+    bars, curves = [], []
+    for axes in plot(runs).axes:
+        legend = axes.get_legend()
+        assert legend is not None
+        (curves if axes.lines else bars).append([text.get_text() for text in legend.get_texts()])
+    assert bars == [["all", "good"]] * 2
+    assert curves == [["plain", "parallel"]] * 4
 
 
 @pytest.mark.parametrize(
