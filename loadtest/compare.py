@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from jinja2 import Environment, PackageLoader
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,6 +26,11 @@ _COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d6a9f", "#edae49", "#5c5c5c")
 
 def draw(runs: Sequence[Results]) -> bytes:
     """The picture, as PNG: throughput and goodput above, below how the times of each run are spread."""
+    with rc_context({"text.parse_math": False}):
+        return _drawn(runs)
+
+
+def _drawn(runs: Sequence[Results]) -> bytes:
     figure = Figure(figsize=(14, 8), layout="constrained")
     axes = figure.subplots(2, 3)
     _bars(
