@@ -67,7 +67,7 @@ class Store:
         with path.open("rb") as file:
             try:
                 header = msgspec.json.decode(file.readline(), type=RunHeader)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ConfigError(f"{path} is no trace of an experiment ({error}): remove it, or name another --out") from None
         if different := sorted(key for key in settings if header.settings.get(key) != settings.get(key)):
             changes = ", ".join(f"{key} {header.settings.get(key)!r} is now {settings.get(key)!r}" for key in different)

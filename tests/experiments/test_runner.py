@@ -89,6 +89,15 @@ def test_a_trace_of_other_prompts_is_not_reused(tmp_path: Path) -> None:
         run_all(changed, Starter())
 
 
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\xfe\n", b"[1]\n", b'{"a":' * 100_000])
+def test_what_is_no_trace_is_not_taken_for_one(tmp_path: Path, content: bytes) -> None:
+    around = surroundings(tmp_path, variant())
+    run_all(around, Starter())
+    around.store.all_traces()[0].write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is no trace of an experiment .*: remove it, or name another --out"):
+        run_all(around, Starter())
+
+
 def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     store = surroundings(tmp_path / "run", variant()).store
     refused = pytest.raises(ConfigError, match=r"another run writes to .*: wait until it has ended, or name another --out")
