@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from minedraft_core.bench.shapes import SHAPES
+from minedraft_core.bench.shapes import HEAD_SHAPES, SHAPES
 from minedraft_core.cache import find_fault, lock, publish
 from minedraft_core.config import ConfigError
 from minedraft_core.embedded import prepare
@@ -34,11 +34,12 @@ def draft_of(name: str, target: str, folder: Path) -> str:
 
 
 def _shape(name: str, folder: Path) -> str:
-    if name not in SHAPES:
-        raise ConfigError(f"no shape is called {name!r}; there are {', '.join(SHAPES)}")
+    shapes = SHAPES | HEAD_SHAPES
+    if name not in shapes:
+        raise ConfigError(f"no shape is called {name!r}; there are {', '.join(shapes)}")
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(SHAPES[name], indent=2) + "\n")
+    (place / "config.json").write_text(json.dumps(shapes[name], indent=2) + "\n")
     return str(place)
 
 

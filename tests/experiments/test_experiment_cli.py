@@ -85,6 +85,7 @@ def test_a_folder_outside_a_checkout_has_no_commit(tmp_path: Path) -> None:
 def test_a_shape_becomes_a_folder_and_names_are_handed_on(tmp_path: Path) -> None:
     folder = Path(target_of("shape:qwen3-0.6b", tmp_path))
     assert (folder / "config.json").exists()
+    assert (Path(draft_of("shape:vicuna-13b-eagle", "target", tmp_path)) / "config.json").exists()
     assert draft_of("maker/model", "target", tmp_path) == "maker/model"
     with pytest.raises(ConfigError, match="no shape is called 'gpt-9'"):
         target_of("shape:gpt-9", tmp_path)

@@ -70,9 +70,10 @@ def scheduler(
     draft_length: int = 512,
     num_blocks: int = 200,
     keys: dict[str, Any] | None = None,
+    drafter: dict[str, Any] | None = None,
     **args: Any,
 ) -> MineDraftAsyncScheduler:
-    """The scheduler as vLLM's engine builds it, over a KV cache that is only counted. `keys` are further ones of the configuration."""
+    """The scheduler as vLLM's engine builds it, over a KV cache that is only counted. `keys` and `drafter` are further ones."""
     target, draft = write_model(tmp_path / "target", 512), write_model(tmp_path / "draft", draft_length)
     speculative = MineDraftConfig()
     if mode != "off":
@@ -83,7 +84,7 @@ def scheduler(
             force_pearl=mode == "pearl",
             **(keys or {}),
         )
-    config = PipelineConfig(speculative=speculative, drafter=DrafterConfig(device=0))
+    config = PipelineConfig(speculative=speculative, drafter=DrafterConfig(device=0, **(drafter or {})))
     values = {
         "enable_prefix_caching": False,
         "max_num_seqs": 8,

@@ -126,6 +126,12 @@ def test_times_of_the_devices_reach_the_records(tmp_path: Path) -> None:
     assert (drafted.round, drafted.hidden_us, drafted.drafted_per_position) == (9, 300, [3] * K)
 
 
+def test_lookahead_can_have_a_fixed_pace(tmp_path: Path) -> None:
+    loop = started(tmp_path, "pearl", drafter={"steps_ahead": 2})
+    loop.run(3)
+    assert {made.steps_ahead for made in loop.passes} == {2}
+
+
 def test_lookahead_is_paced_by_what_was_measured(tmp_path: Path) -> None:
     loop = started(tmp_path, "pearl")
     assert loop.scheduler.num_lookahead_tokens == 2 * K + 1, "blocks for the next draft, too"

@@ -85,7 +85,7 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
 
 async def _orders(mode: str, k: int, address: str, end: float) -> int:
     """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back."""
-    client, given = ControlClient(address), 0
+    client, given = ControlClient(address, timeout=60), 0
     others = [ModeOrder(Mode.SEQUENTIAL, k), ModeOrder(Mode.PARALLEL, max(1, k - 1)), ModeOrder(Mode.OFF, 0)]
     while (left := end - time.monotonic()) > EDGE / 4:
         await asyncio.sleep(min(PERIOD * 0.75, left / 2))

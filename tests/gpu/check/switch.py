@@ -48,7 +48,7 @@ def stage_switch(arguments) -> None:
 
 async def _under_orders(running, prompts, address: str, plan: list[ModeOrder]):
     """The answers, and how many orders were given while they came: the plan again and again, one order after a short pause."""
-    client, given = ControlClient(address), 0
+    client, given = ControlClient(address, timeout=60), 0
     places = asyncio.Semaphore(BATCH)
 
     async def one(prompt):
