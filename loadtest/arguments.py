@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from loadtest.plan import Demands, Endpoint, Limits, Plan, Range, Stage
 from minedraft_core.bench.prompts import SHIPPED
 from minedraft_core.config import ConfigError
 
-_RESERVED = ("model", "prompt", "messages", "max_tokens", "stream", "stream_options")
+_RESERVED = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream", "stream_options")
+# Fields with which times of tokens would not be those of one output.
+_SEVERAL = ("n", "best_of", "echo", "use_beam_search")
+_SLO_SHARE = 0.95
+_ABORT_AFTER = 8
 
 
 class _Group(Protocol):
@@ -39,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
     add("--model", "Name of the model; without it the first that the server lists.")
     add("--api-key", "Key that is sent as bearer token.", env_var="OPENAI_API_KEY")
     add("--api-key-file", "File whose first line is the key.")
-    add("--prompts", "File of prompts: JSON lines, Spec-Bench, ShareGPT; without it 64 questions of Spec-Bench.", default=str(SHIPPED))
+    add("--prompts", "File of prompts: JSON lines, Spec-Bench, ShareGPT; without it 64 questions of Spec-Bench.")
     add("--input-tokens", "Random prompts of N or of MIN:MAX tokens in place of a file.")
     add("--max-tokens", "Output tokens of a request at most: N, or MIN:MAX to draw from.", default="128")
     add("--extra-body", 'JSON object of further fields of every request, such as {"temperature": 0, "ignore_eos": true}.', default="{}")
@@ -50,17 +55,17 @@ def add_arguments(parser: Parser) -> None:
         choices=("closed", "poisson"),
         default="closed",
     )
-    add("--rate", "Requests a second of each user, with --arrivals poisson.", type=_positive, default=1.0)
+    add("--rate", "Requests a second of each user, with --arrivals poisson; without it 1.", type=_positive)
     add("--stages", "USERS:SECONDS,... one after the other, in place of --users and --run-time.")
     add("--warmup", "Seconds at the beginning whose requests are not counted.", type=_not_negative, default=0.0)
     add("--slo-ttft-ms", "Limit of the time to the first token.", type=_positive)
     add("--slo-tpot-ms", "Limit of the time per output token after the first.", type=_positive)
     add("--slo-e2e-ms", "Limit of a whole request.", type=_positive)
-    add("--slo-share", "Share of the requests that have to keep every limit; fewer end with exit code 1.", type=_share, default=0.95)
+    add("--slo-share", "Share of the requests that have to keep every limit; fewer end with exit code 1. Without it 0.95.", type=_share)
     add("--max-error-share", "Share of the requests that may fail; more end with exit code 1.", type=_share, default=0.0)
     add("--gpus", "GPUs that the server uses, the drafter's included, for figures per GPU.", type=_count, default=0)
     add("--abort-share", "Share of the requests whose client goes away early.", type=_share, default=0.0)
-    add("--abort-after", "Events with tokens after which it does.", type=_count, default=8)
+    add("--abort-after", "Events with tokens after which it does; without it 8.", type=_count)
     add("--client-timeout", "Seconds without a byte after which a request has failed.", type=_positive, default=600.0)
     add("--insecure", "Accept any certificate; else those of the system, or of the file that SSL_CERT_FILE names.", action="store_true")
     add("--seed", "Seed of everything that is drawn.", type=int, default=0)
@@ -84,25 +89,23 @@ def flags_help() -> str:
 
 def read_plan(options: Namespace) -> Plan:
     """The plan that the flags make. Raises ConfigError for flags that contradict one another."""
-    if options.abort_share and options.abort_after < 1:
-        raise ConfigError("--abort-after: 0 is not possible; a client can leave after 1 or more events")
-    if options.stages and options.run_time:
-        raise ConfigError("--stages sets the time of the test: leave --run-time out")
+    _check(options)
+    limits = Limits(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms)
     return Plan(
         endpoints=_endpoints(options.endpoint),
         arrivals=options.arrivals,
-        rate=options.rate,
+        rate=options.rate or 1.0,
         stages=_stages(options.stages) if options.stages else (),
         model=options.model,
-        prompts=Path(options.prompts).name,
+        prompts=prompts_of(options).name,
         input_tokens=_range("--input-tokens", options.input_tokens) if options.input_tokens else None,
         max_tokens=_range("--max-tokens", options.max_tokens),
         body=_object(options.extra_body),
         warmup=options.warmup,
-        limits=Limits(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms),
-        demands=Demands(options.slo_share, options.max_error_share),
+        limits=limits,
+        demands=Demands(_SLO_SHARE if options.slo_share is None else options.slo_share, options.max_error_share),
         abort_share=options.abort_share,
-        abort_after=options.abort_after,
+        abort_after=_ABORT_AFTER if options.abort_after is None else options.abort_after,
         gpus=options.gpus,
         timeout=options.client_timeout,
         insecure=options.insecure,
@@ -111,17 +114,47 @@ def read_plan(options: Namespace) -> Plan:
     )
 
 
+def prompts_of(options: Namespace) -> Path:
+    """The file of prompts."""
+    return Path(options.prompts or SHIPPED)
+
+
+def _check(options: Namespace) -> None:
+    """Raise ConfigError for flags of which one would be passed over without a word."""
+    limits = (options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms)
+    outputs = [Path(name).resolve() for name in (options.results, options.samples) if name is not None]
+    faults = {
+        "--abort-after: 0 is not possible; a client can leave after 1 or more events": options.abort_after == 0,
+        "--abort-after needs --abort-share: without it no client leaves": options.abort_after is not None and not options.abort_share,
+        "--stages sets the time of the test: leave --run-time out": options.stages and options.run_time,
+        "--stages sets the number of users: leave --users out": options.stages and options.num_users,
+        "--rate needs --arrivals poisson: in a closed loop the answers set the rate": options.rate and options.arrivals == "closed",
+        "--input-tokens makes the prompts: leave --prompts out": options.input_tokens and options.prompts,
+        "--slo-share needs a limit: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms": options.slo_share and not any(limits),
+        "--results and --samples name one file: the second would replace the first": len(set(outputs)) < len(outputs),
+    }
+    for message, applies in faults.items():
+        if applies:
+            raise ConfigError(message)
+
+
 def read_key(options: Namespace) -> str | None:
     """The key that is sent. Raises ConfigError for a file that cannot be read or is empty."""
     if options.api_key_file is None:
-        return options.api_key or None
+        return _header_text("--api-key", options.api_key) if options.api_key else None
     try:
-        lines = Path(options.api_key_file).read_text().split()
+        lines = Path(options.api_key_file).read_bytes().split()
     except OSError as error:
         raise ConfigError(f"--api-key-file: {options.api_key_file} cannot be read: {error.strerror}") from None
     if not lines:
         raise ConfigError(f"--api-key-file: {options.api_key_file} holds no key")
-    return lines[0]
+    return _header_text("--api-key-file", lines[0].decode(errors="replace"))
+
+
+def _header_text(flag: str, key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{flag}: a key has letters, digits and signs of ASCII alone; this one has others")
+    return key
 
 
 def _endpoints(name: str) -> tuple[Endpoint, ...]:
@@ -158,13 +191,15 @@ def _stages(text: str) -> tuple[Stage, ...]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
-    except ValueError as error:
+        fields = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"--extra-body: {text!r} is no JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"--extra-body: {text!r} is no JSON object")
     if taken := [name for name in _RESERVED if name in fields]:
         raise ConfigError(f"--extra-body: the load test itself sets {', '.join(taken)}")
+    if several := [name for name in _SEVERAL if name in fields]:
+        raise ConfigError(f"--extra-body: {', '.join(several)} cannot be measured: the times of a request are those of one output")
     return fields
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from gevent import GreenletExit
@@ -38,9 +38,7 @@ class Client:
         Raises ConfigError for an address that is none.
         """
         self._clock = clock
-        parts = urlsplit(host)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--host: {host!r} is no address; give one such as http://127.0.0.1:8000")
+        parts = _address(host)
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
         if key is not None:
@@ -48,7 +46,7 @@ class Client:
         if not lasting:
             self._headers["Connection"] = "close"
         self._http = HTTPClient.from_url(
-            f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+            f"{parts.scheme}://{parts.netloc}",
             concurrency=connections,
             connection_timeout=timeout,
             network_timeout=timeout,
@@ -61,13 +59,13 @@ class Client:
         try:
             response = self._http.request("GET", f"{self._prefix}/v1/models", headers=self._headers)
             body = response.read()
-        except (OSError, HTTPParseError) as error:
+        except (OSError, HTTPParseError, UnicodeError) as error:
             raise ConfigError(f"--host: the server does not answer: {error}") from None
         if response.status_code != _OK:
             raise ConfigError(f"the server does not list its models ({refusal(response.status_code, body)}); name one with --model")
         try:
             return msgspec.json.decode(body, type=_Models).data[0].id
-        except (msgspec.MsgspecError, IndexError):
+        except (msgspec.MsgspecError, RecursionError, IndexError):
             raise ConfigError("the server lists no model; name one with --model") from None
 
     def send(self, request: Request) -> tuple[Sample, BaseException | None]:
@@ -77,7 +75,7 @@ class Client:
         fault: BaseException | None = None
         try:
             outcome = self._follow(request, transcript)
-        except (AnswerError, HTTPParseError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever ended a request, it is counted
             outcome, fault = Outcome.FAILED, error
         except GreenletExit as error:
             outcome, fault = Outcome.CUT, error
@@ -115,6 +113,21 @@ class Client:
         self._http.close()
 
 
+def _address(host: str) -> SplitResult:
+    refused = ConfigError(f"--host: {host!r} is no address; give one such as http://127.0.0.1:8000")
+    try:
+        parts = urlsplit(host)
+        # The resolver would complain about a name that is none with a traceback from another thread.
+        named = (parts.hostname or "").encode("idna") and parts.port != 0
+    except ValueError:
+        raise refused from None
+    if parts.scheme not in ("http", "https") or not named:
+        raise refused
+    if parts.username is not None:
+        raise ConfigError("--host: an address holds no user and password; give the key with --api-key or --api-key-file")
+    return parts
+
+
 def _checking(**_: object) -> SSLContext:
     """Trust what the system trusts, or the file that SSL_CERT_FILE names."""
     return create_default_context()
@@ -128,4 +141,5 @@ def _trusting(**_: object) -> SSLContext:
 
 
 def _one_line(fault: BaseException | None) -> str:
-    return f"{type(fault).__name__}: {fault}" if not isinstance(fault, AnswerError) else str(fault)
+    text = str(fault) if isinstance(fault, AnswerError) else f"{type(fault).__name__}: {fault}"
+    return " ".join(text.split())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from jinja2 import Environment, PackageLoader
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -27,7 +28,9 @@ _COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#8d6a9f", "#edae49", "#5c5c5c")
 def draw(runs: Sequence[Results]) -> bytes:
     """The picture, as PNG."""
     buffer = io.BytesIO()
-    plot(runs).savefig(buffer, format="png", dpi=110)
+    # A dollar sign in a name is no formula.
+    with rc_context({"text.parse_math": False}):
+        plot(runs).savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
 
 

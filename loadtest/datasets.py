@@ -54,6 +54,13 @@ def convert(
     Without local `files` they are fetched. Raises ConfigError for files that are not that data set, and where nothing can be fetched.
     """
     source = SOURCES[name]
+    if files and revision is not None:
+        raise ConfigError("--revision is for what is fetched from the hub: leave it out, or leave --file out")
+    places = [path.resolve() for path in files]
+    if len(set(places)) < len(places):
+        raise ConfigError("--file names a file twice: its prompts would be there twice")
+    if out.resolve() in places:
+        raise ConfigError(f"{out} is read by --file and would be written over: name another file to write")
     long_enough = _measure(min_tokens, tokenizer)
     with fetched(source, files, revision) as found:
         read = [File(path.name, path.stat().st_size, _digest(path)) for path in found.paths]
@@ -98,7 +105,7 @@ def check(out: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; convert the data set again") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path} is no manifest: {error}; convert the data set again") from None
     if _digest(out) != manifest.sha256:
         raise ConfigError(f"{out} is not what was converted: its checksum differs from that in {path.name}; convert the data set again")
@@ -125,6 +132,8 @@ def _named(entry: Entry, number: int) -> Entry:
 def _measure(least: int, tokenizer: Path | None) -> Callable[[str], bool]:
     """Whether a prompt has enough tokens."""
     if not least:
+        if tokenizer is not None:
+            raise ConfigError("--tokenizer counts for --min-tokens: give both or none")
         return lambda _: True
     if tokenizer is None:
         raise ConfigError("--min-tokens counts tokens: give --tokenizer, the folder of the model that will be served")
@@ -133,7 +142,10 @@ def _measure(least: int, tokenizer: Path | None) -> Callable[[str], bool]:
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     if not path.is_file():
         raise ConfigError(f"--tokenizer: there is no {path}")
-    counter = Tokenizer.from_file(str(path))
+    try:
+        counter = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing more special
+        raise ConfigError(f"--tokenizer: {path} is no tokenizer.json: {error}") from None
     return lambda prompt: len(counter.encode(prompt).ids) >= least
 
 

@@ -120,6 +120,8 @@ def faults(figures: Figures, demands: Demands) -> list[str]:
     found = []
     judged = figures.done + figures.failed
     if not judged:
+        if figures.aborted:
+            return ["every client left early, so no request can be judged: lower --abort-share"]
         return ["no request ended after the warm-up: test longer"]
     failed = figures.failed / judged
     if failed > demands.error_share:

@@ -83,7 +83,7 @@ def _json(path: Path) -> Iterator[Mapping[str, Any]]:
     if data.lstrip()[:1] == b"[":
         try:
             records = msgspec.json.decode(data, type=list[dict[str, Any]])
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise FormatError(f"{path} is no JSON array of objects: {error}") from None
         yield from records
         return
@@ -91,7 +91,7 @@ def _json(path: Path) -> Iterator[Mapping[str, Any]]:
         if line.strip():
             try:
                 yield msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise FormatError(f"line {number} of {path} is no JSON object: {error}") from None
 
 

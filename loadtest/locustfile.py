@@ -14,7 +14,7 @@ from locust.env import Environment
 from locust.runners import LocalRunner, Runner
 
 from loadtest import shapes
-from loadtest.arguments import Parser, add_arguments, read_key, read_plan
+from loadtest.arguments import Parser, add_arguments, prompts_of, read_key, read_plan
 from loadtest.clock import Clock
 from loadtest.figures import faults, summarise
 from loadtest.plan import Plan
@@ -98,7 +98,7 @@ def prepare(environment: Environment, **_: Any) -> None:
     try:
         _check_runner(runner)
         plan, key = read_plan(options), read_key(options)
-        prompts = [] if plan.input_tokens is not None else load_prompts(Path(options.prompts))
+        prompts = [] if plan.input_tokens is not None else load_prompts(prompts_of(options))
         clock = Clock()
         recorder = Recorder(environment, plan, clock)
         session = Session(plan, prompts, key, recorder, clock)

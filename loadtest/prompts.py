@@ -45,7 +45,7 @@ def _is_sharegpt(path: Path) -> bool:
         return True
     try:
         record = msgspec.json.decode(first)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return False
     return isinstance(record, dict) and "conversations" in record
 

@@ -70,7 +70,7 @@ def read_results(path: Path) -> Results:
         return msgspec.json.decode(path.read_bytes(), type=Results)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path} holds no results of a load test: {error}; give a file that --results wrote") from None
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from loadtest.clock import Clock
 from loadtest.sample import bucket_of
+from minedraft_core.types import Count
 
 _DONE = b"[DONE]"
 
@@ -51,8 +52,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: Count
+    completion_tokens: Count
 
 
 class _Error(msgspec.Struct):
@@ -62,11 +63,11 @@ class _Error(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: _Error | str | None = None
 
 
 class _Refusal(msgspec.Struct):
-    error: _Error
+    error: _Error | str
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -98,6 +99,8 @@ class Transcript:
             if data == _DONE:
                 if self.usage is None:
                     raise AnswerError("the stream has no usage: the server has to know stream_options.include_usage")
+                if self.deliveries and not self.usage[1]:
+                    raise AnswerError("usage counts no output token, though the stream brought some")
                 self.end = self._clock.now()
                 return True
             self._take(data)
@@ -110,10 +113,10 @@ class Transcript:
         now = self._clock.now()
         try:
             event = _decode_event(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise AnswerError(f"an event of the stream cannot be read: {error}") from None
         if event.error is not None:
-            raise AnswerError(f"error in the stream: {event.error.message}")
+            raise AnswerError(f"error in the stream: {_words(event.error)}")
         if event.usage is not None:
             self.usage = event.usage.prompt_tokens, event.usage.completion_tokens
         for choice in event.choices:
@@ -133,7 +136,11 @@ class Transcript:
 def refusal(status: int, body: bytes) -> str:
     """One line about an answer with an error status."""
     try:
-        message = _decode_refusal(body).error.message
-    except msgspec.MsgspecError:
+        message = _words(_decode_refusal(body).error)
+    except (msgspec.MsgspecError, RecursionError):
         message = body[:200].decode("utf-8", "replace")
     return f"HTTP {status}: {message}"
+
+
+def _words(error: _Error | str) -> str:
+    return error if isinstance(error, str) else error.message

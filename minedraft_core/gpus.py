@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,11 @@ class FreeGpus:
     memory_percent: float = 1.0
     utilisation_percent: float = 1.0
     interval: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for limits that are no numbers: nothing would ever be free."""
+        if not all(map(math.isfinite, (self.memory_percent, self.utilisation_percent, self.interval))):
+            raise ConfigError("--wait-for-gpus-memory, --wait-for-gpus-utilization and --wait-for-gpus-interval need finite numbers")
 
 
 ReadUse = Callable[[], Sequence[GpuUse]]
@@ -78,7 +84,7 @@ def take_gpus(wanted: FreeGpus, environment: MutableMapping[str, str], tell: Cal
 def among_visible(uses: Sequence[GpuUse], visible: str | None) -> list[GpuUse]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` names by index or UUID, in its order; all where it is not set.
 
-    Raises ConfigError for a name that no GPU has.
+    Raises ConfigError for a name that no GPU has, and for a GPU that is named twice.
     """
     if visible is None:
         return list(uses)
@@ -87,6 +93,8 @@ def among_visible(uses: Sequence[GpuUse], visible: str | None) -> list[GpuUse]:
         match = next((use for use in uses if str(use.index) == name or use.uuid.startswith(name)), None)
         if match is None:
             raise ConfigError(f"{_VISIBLE}: no GPU is called {name!r}; there are {', '.join(str(use.index) for use in uses)}")
+        if match in found:
+            raise ConfigError(f"{_VISIBLE}: GPU {match.index} is named twice; name each once")
         found.append(match)
     return found
 

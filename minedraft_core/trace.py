@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from minedraft_core.feed import FeedMessage
-from minedraft_core.types import DraftRecord, LookaheadRecord, Record, RequestRecord, StepRecord, TraceStep
+from minedraft_core.types import Count, DraftRecord, LookaheadRecord, Record, RequestRecord, StepRecord, TraceStep
 
 _encoder = msgspec.json.Encoder()
 
@@ -25,13 +26,13 @@ class RunHeader(msgspec.Struct, frozen=True, tag="run", kw_only=True):
 
     arm: str
     target: str
-    load: int
+    load: Count
     draft: str | None = None
-    k: int = 0
-    extra: int = 0
-    n: int = 1
+    k: Count = 0
+    extra: Count = 0
+    n: Count = 1
     dataset: str | None = None
-    gpus: int = 0
+    gpus: Count = 0
     acceptance: str | None = None
     published: bool = False
     repeat: int = 0
@@ -57,7 +58,12 @@ class TraceWriter:
     """A feed sink that appends lines to a file; runs on the feed's thread, so the engine loop never waits for the disk."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._file = path.open("a+b")
+        if self._file.tell():
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                # A writer that was killed left half a line, which must not swallow the next one.
+                self._file.write(b"\n")
 
     def __call__(self, message: FeedMessage) -> None:
         """Write the lines of the message's records."""

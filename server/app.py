@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from server import dashboard
 from server.chat import ChatEndpoint
@@ -127,12 +128,19 @@ async def _api_error(_: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = error.detail
+    message, headers = error.detail, error.headers
     if error.status_code == 404:
         message = f"there is nothing at {request.url.path}; see /docs for what there is"
     elif error.status_code == 405:
-        message = f"{request.method} is not allowed at {request.url.path}; use {(error.headers or {}).get('Allow', 'another method')}"
-    return APIError(error.status_code, message, headers=error.headers).response()
+        allowed = ", ".join(_methods(request))
+        message, headers = f"{request.method} is not allowed at {request.url.path}; use {allowed}", {"Allow": allowed}
+    return APIError(error.status_code, message, headers=headers).response()
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of a path. Starlette names those of the first route alone, and a path can have several."""
+    routes = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _version() -> str:

@@ -27,8 +27,9 @@ _SECONDS_PER_CUBED_PROPERTY = 3.3e-9
 _SECONDS_PER_CUBED_ELEMENT = 2.1e-7
 
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
-_CLASS = re.compile(r"\\.|\[(?:[^\]\\]|\\.)*\]", re.DOTALL)
+# What is not closed is matched to the end, with an empty group: to look for its end anew from each of its characters would take for ever.
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.?)*+("|\Z)')
+_CLASS = re.compile(r"\\.|\[(?:[^\]\\]|\\.?)*+(\]|\Z)", re.DOTALL)
 # What makes a part of a pattern one that may be left out, and what only looks like it.
 _OMISSIBLE = re.compile(r"(?<!\()\?|\*|\{0?,|\{0\}|\|\)|\(\||\|\|")
 
@@ -137,7 +138,7 @@ def _repeats(pattern: str) -> list[int]:
 
 def _omissible(pattern: str) -> int:
     """Parts that may be left out, in the alternative of the whole pattern that has most."""
-    bare = _CLASS.sub("x", pattern)
+    bare = _CLASS.sub(lambda found: found[0] if found[1] == "" else "x", pattern)
     depth, begin, counts = 0, 0, []
     for index, character in enumerate(bare):
         depth += (character == "(") - (character == ")")
@@ -149,6 +150,6 @@ def _omissible(pattern: str) -> int:
 
 def _elements(grammar: str) -> Iterator[int]:
     """Elements of each alternative of each rule."""
-    bare = _LITERAL.sub('""', grammar)
+    bare = _LITERAL.sub(lambda found: '""' if found[1] else found[0], grammar)
     for rule in bare.split("::=" if "::=" in bare else "\n"):
         yield from (len(alternative.split()) for alternative in rule.split("|"))

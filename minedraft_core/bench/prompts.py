@@ -43,7 +43,7 @@ def read_prompts(path: Path = SHIPPED) -> list[str]:
 def _read_line(path: Path, number: int, line: bytes) -> str:
     try:
         text = msgspec.json.decode(line, type=_Line).text
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"--prompts: line {number} of {path} cannot be read: {error}") from None
     if not text:
         raise ConfigError(f'--prompts: line {number} of {path} holds no prompt; give {{"prompt": "..."}} or {{"turns": ["..."]}}')

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +26,7 @@ from minedraft_core.experiments.listing import show_list, show_plan
 from minedraft_core.experiments.models import draft_of, target_of
 from minedraft_core.experiments.profile import profiled, profiler
 from minedraft_core.experiments.provenance import provenance
-from minedraft_core.experiments.runner import Engine, Start, Surroundings, run_session, settings_of
+from minedraft_core.experiments.runner import Engine, Start, Surroundings, run_session
 from minedraft_core.experiments.store import Store
 from minedraft_core.gpus import FreeGpus, take_gpus
 from minedraft_core.report.arms import measured
@@ -106,7 +106,11 @@ def experiment(
             wanted = FreeGpus(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
             take_gpus(wanted, os.environ, lambda line: console.print(line, highlight=False))
         end_on_sigterm()
-        ran = [_run(one, asked, console) for one in chosen]
+        ran = []
+        for one in chosen:
+            # A session under the profiler is a child of the run that holds the folder.
+            with nullcontext() if asked.session else _store(one, asked).held():
+                ran.append(_run(one, asked, console))
     except (ConfigError, EmbeddedModelError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False)
         raise typer.Exit(_USAGE_ERROR) from None
@@ -193,7 +197,7 @@ def _start(around: Surroundings) -> Start:
 def _run_profiled(session: Session, around: Surroundings, nsys: str, asked: Asked) -> str | None:
     """Run a session as a child of the profiler, unless it is finished; the reason why it was refused, or None."""
     store = around.store
-    if all(store.finished(cell, settings_of(around.variant, cell)) for cell in session.cells):
+    if all(store.finished(cell, around.settings(cell)) for cell in session.cells):
         return None
     output = store.profile(session)
     output.parent.mkdir(parents=True, exist_ok=True)

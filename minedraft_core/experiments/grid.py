@@ -39,8 +39,9 @@ class Cell:
     @property
     def name(self) -> str:
         """What its files are called."""
-        drafts = "" if self.draft is None else f"-{_pair_name(self.draft)}-k{self.k}{f'+{self.extra}' if self.extra else ''}"
-        return f"{safe(self.dataset.name)}-n{self.n}-c{self.load:03}-{self.arm}{drafts}"
+        # Plain decoding is measured for each target; a drafter belongs to one.
+        models = safe(self.target) if self.draft is None else f"{_pair_name(self.draft)}-k{self.k}{f'+{self.extra}' if self.extra else ''}"
+        return f"{safe(self.dataset.name)}-n{self.n}-c{self.load:03}-{self.arm}-{models}"
 
 
 @dataclass(frozen=True)

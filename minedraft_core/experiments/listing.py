@@ -52,7 +52,7 @@ def show_plan(experiment: Experiment, name: VariantName, cells: Sequence[Cell], 
         if not session.cells:
             table.add_row(session.name, session.target, "", "recording of what is replayed", str(session.max_num_seqs), "", "", "")
         for cell in session.cells:
-            state = "finished" if store.finished(cell, settings_of(variant, cell)) else "to run"
+            state = "finished" if store.finished(cell, settings_of(variant, cell, {})) else "to run"
             drafts = f" k={cell.k}{f'+{cell.extra}' if cell.extra else ''}" if cell.k else ""
             draft = "" if cell.draft is None else cell.draft.draft
             gpus = str(gpus_of(cell, variant.tensor_parallel) or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from minedraft_core.experiments.jobs import jobs_of
 from minedraft_core.experiments.store import Store
 from minedraft_core.trace import RunHeader, trace_lines
 from minedraft_core.types import DraftRecord, Job, LookaheadRecord, Mode, Record, RequestRecord
+
+_DIGITS = 16
 
 
 class Engine(Protocol):
@@ -66,15 +69,28 @@ class Surroundings:
     describe: Callable[[], dict[str, Any]]
     models: Callable[[Session], tuple[str, str | None]]
 
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What a cell's figures depend on."""
+        return settings_of(self.variant, cell, self.prompts)
+
+    def recording(self, target: str) -> Path:
+        """Where it is kept what a target wrote for just these prompts under this variant."""
+        return self.store.recording(target, _digest([self.prompts, self.variant.model_dump(mode="json")]))
+
     @property
     def on_cpu(self) -> bool:
         """Whether the variant is for CPUs."""
         return not self.variant.tensor_parallel
 
 
-def settings_of(variant: Variant, cell: Cell) -> dict[str, Any]:
-    """What a cell's figures depend on beside what its header says; traces made with other settings are not taken for it."""
+def settings_of(variant: Variant, cell: Cell, prompts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What a cell's figures depend on beside what its header says; traces made with other settings are not taken for it.
+
+    Where the prompts of the cell's dataset are not at hand, nothing is said about their text.
+    """
+    texts = prompts.get(cell.dataset.name)
     return {
+        **({} if texts is None else {"prompts_sha256": _digest(texts)}),
         "prompts": variant.prompts,
         "prompt_tokens": variant.prompt_tokens,
         "least_prompt_tokens": cell.dataset.min_tokens,
@@ -94,9 +110,9 @@ def settings_of(variant: Variant, cell: Cell) -> dict[str, Any]:
 
 def run_session(session: Session, around: Surroundings, start: Start, tell: Tell) -> str | None:
     """Run what is missing of a session. None, or the reason why it was refused, which is also written where reports find it."""
-    store, variant = around.store, around.variant
-    missing = [cell for cell in session.cells if not store.finished(cell, settings_of(variant, cell))]
-    recording = store.recording(session.target)
+    store = around.store
+    missing = [cell for cell in session.cells if not store.finished(cell, around.settings(cell))]
+    recording = around.recording(session.target)
     record = session.recorded and not recording.exists()
     store.refusal(session).unlink(missing_ok=True)
     if not missing and not record:
@@ -183,7 +199,7 @@ def header_of(cell: Cell, around: Surroundings, provenance: Mapping[str, Any], *
         experiment=around.experiment,
         variant=around.variant_name,
         refused=refused,
-        settings=settings_of(around.variant, cell),
+        settings=around.settings(cell),
         provenance=dict(provenance),
     )
 
@@ -219,11 +235,15 @@ def _drafter_of(session: Session, around: Surroundings) -> DrafterConfig:
     if around.on_cpu:
         if acceptance is None:
             return DrafterConfig(cores=around.cores.drafter)
-        return DrafterConfig(cores=around.cores.drafter, replay=str(around.store.recording(session.target)), replay_acceptance=acceptance)
+        return DrafterConfig(cores=around.cores.drafter, replay=str(around.recording(session.target)), replay_acceptance=acceptance)
     return DrafterConfig(
         device=SHARED_DEVICE if session.mode == "sequential" else None,
         synthetic_acceptance_length=None if acceptance is None else mean_length(acceptance, session.k),
     )
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_DIGITS]
 
 
 def mean_length(acceptance: float, k: int) -> float:

@@ -28,11 +28,12 @@ class MeasuredArm:
     def remarks(self) -> tuple[str, ...]:
         """What is not right with the file, what it does not tell, and whether its runs agree."""
         rates = self.figures.tokens_per_second_runs
-        apart = max(rates) / min(rates) if len(rates) > 1 else 1.0
-        unsteady = (
-            (f"its fastest run is {apart:.1f} times as fast as its slowest: measure again on a quiet machine",) if apart > _STEADY else ()
-        )
-        return (*self.trace.remarks, *self.figures.missing, *unsteady)
+        doubts: tuple[str, ...] = ()
+        if rates and min(rates) == 0:
+            doubts = ("a run brought no token: its throughput is 0",)
+        elif len(rates) > 1 and (apart := max(rates) / min(rates)) > _STEADY:
+            doubts = (f"its fastest run is {apart:.1f} times as fast as its slowest: measure again on a quiet machine",)
+        return (*self.trace.remarks, *self.figures.missing, *doubts)
 
     @property
     def label(self) -> str:

@@ -59,7 +59,7 @@ def is_bundle(line: bytes) -> bool:
     """Whether a line is a bundle."""
     try:
         found = msgspec.json.decode(line)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False
     return isinstance(found, dict) and "traces" in found
 
@@ -67,18 +67,25 @@ def is_bundle(line: bytes) -> bool:
 def read_bundles(path: Path, lines: Sequence[bytes]) -> Trace:
     """The trace of a file of bundles. Raises ConfigError for a line that is none."""
     runs = []
-    unfinished = 0
+    unfinished, cut = 0, False
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             bundle = msgspec.json.decode(line, type=_Bundle, strict=False)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
+            if number == len(lines) and not line.rstrip().endswith(b"}"):
+                cut = True
+                break
             raise ConfigError(f"line {number} of {path} is no bundle of traces: {error}") from None
+        if any(entry.start_us is not None and entry.end_us is not None and entry.end_us < entry.start_us for entry in bundle.traces):
+            raise ConfigError(f"line {number} of {path} holds a step or request that ends before it begins")
         run, left_out = _run_of(bundle.traces)
         runs.append(run)
         unfinished += left_out
     header, warmup, remarks = _header_of(path, runs)
+    if cut:
+        remarks.append("its last run is cut off and left out")
     if unfinished:
         remarks.append(f"{unfinished} steps and requests have no end and are left out")
     return Trace(path.stem, header, tuple(runs[warmup:]), (*remarks, _BY_BATCH))

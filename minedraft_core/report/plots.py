@@ -28,7 +28,14 @@ _OTHER = "#be123c"
 _SIDES = {0: "#2563eb", 1: "#d97706"}
 _PROMPT = "#9ca3af"
 _COLUMNS = 3
-_STYLE: dict[Any, Any] = {"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+_STYLE: dict[Any, Any] = {
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "text.parse_math": False,
+}
 _REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "minedraft", "svg.fonttype": "path"}
 
 _Item = TypeVar("_Item")

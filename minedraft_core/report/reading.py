@@ -15,6 +15,7 @@ from minedraft_core.trace import RunHeader
 
 _decoder = msgspec.json.Decoder(RunHeader | Step | Request | Drafted | Ahead)
 _UNKNOWN = "unknown"
+_BEGINNING = b'{"type":'
 
 
 def read_traces(paths: Sequence[Path]) -> list[Trace]:
@@ -35,7 +36,7 @@ def _read(path: Path) -> list[Trace]:
         raise ConfigError(f"{path} is empty: a trace holds one JSON object a line")
     if is_bundle(next(line for line in lines if line.strip())):
         return [read_bundles(path, lines)]
-    return _read_lines(path, lines, ended=content.endswith(b"\n"))
+    return _read_lines(path, lines)
 
 
 @dataclass
@@ -63,34 +64,50 @@ class _Part:
         return Run(tuple(self.steps), tuple(self.requests), tuple(self.drafted), tuple(self.ahead))
 
 
-def _read_lines(path: Path, lines: Sequence[bytes], *, ended: bool) -> list[Trace]:
+def _read_lines(path: Path, lines: Sequence[bytes]) -> list[Trace]:
     remarks: list[str] = []
     parts = [_Part()]
+    cut = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             record = _decoder.decode(line)
-        except msgspec.DecodeError as error:
-            if number == len(lines) and not ended:
-                remarks.append("its last line is cut off and left out")
-                break
-            raise ConfigError(f"line {number} of {path} is no line of a trace: {error}") from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            if not _is_cut(line):
+                raise ConfigError(f"line {number} of {path} is no line of a trace: {error}") from None
+            cut += 1
+            continue
         if isinstance(record, RunHeader):
             parts.append(_Part(record))
+        elif record.end_us < record.start_us:
+            raise ConfigError(f"line {number} of {path} ends before it begins: {record.start_us} to {record.end_us} us")
         else:
             parts[-1].add(record)
+    if cut:
+        remarks.append(f"{cut} line{'s are' if cut > 1 else ' is'} cut off and left out")
     found = [part for part in parts if part.header is not None or part.steps or part.requests]
+    if not found:
+        raise ConfigError(
+            f"{path} holds no whole step, request or head of a run: give a trace of a server, of an experiment or of the plugin"
+        )
     headers = [part.header for part in found if part.header is not None]
     if headers and all(header.refused for header in headers):
         return [Trace(path.stem, header, ()) for header in headers]
-    header = headers[0] if headers else _guess(found[0] if found else _Part())
+    header = headers[0] if headers else _guess(found[0])
     if not headers:
         remarks.append("no head that says what it was measured with: models, number of draft tokens and GPUs are not known")
     if any(_arm(other) != _arm(header) for other in headers):
         raise ConfigError(f"{path} holds runs of several arms; write each into a file of its own")
     runs = tuple(part.run() for part in found if part.steps or part.requests)
     return [Trace(path.stem, header, runs, tuple(remarks))]
+
+
+def _is_cut(line: bytes) -> bool:
+    """Whether a line broke off where its writer was killed; the next writer may have gone on in the same line."""
+    text = line.strip()
+    gone_on = text.startswith(_BEGINNING) and text.rfind(_BEGINNING) > 0
+    return text.startswith(b"{") and (gone_on or not text.endswith(b"}"))
 
 
 def _arm(header: RunHeader) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from minedraft_core.trace import RunHeader
+from minedraft_core.types import Count
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -18,19 +19,19 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     side: int | None = None
     is_prompt_run: bool = False
     is_parallelised: bool | None = None
-    batched_requests: int | None = None
-    preempted_requests: int | None = None
-    batched_token_num: int | None = None
-    proposed_len: int | None = None
-    verify_len: int | None = None
-    accepted_num: int | None = None
-    generated_num: int | None = None
+    batched_requests: Count | None = None
+    preempted_requests: Count | None = None
+    batched_token_num: Count | None = None
+    proposed_len: Count | None = None
+    verify_len: Count | None = None
+    accepted_num: Count | None = None
+    generated_num: Count | None = None
     measured_draft_time: float | None = None
     measured_target_time: float | None = None
     measured_overhead_time: float | None = None
     gap_us: int | None = None
     drafter_wait_us: int | None = None
-    drafts: list[tuple[int, int]] | None = None
+    drafts: list[tuple[Count, Count]] | None = None
     request_ids: list[str] | None = None
 
 
@@ -41,8 +42,8 @@ class Request(msgspec.Struct, frozen=True, tag="request"):
     end_us: int
     first_token_us: int | None = None
     scheduled_us: int | None = None
-    prompt_len: int | None = None
-    gen_len: int | None = None
+    prompt_len: Count | None = None
+    gen_len: Count | None = None
     finish_reason: str | None = None
     in_passes_us: int | None = None
 
@@ -53,7 +54,7 @@ class Drafted(msgspec.Struct, frozen=True, tag="drafted"):
     start_us: int
     end_us: int
     hidden_us: int | None = None
-    batched_requests: int | None = None
+    batched_requests: Count | None = None
 
 
 class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
@@ -62,8 +63,8 @@ class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
     start_us: int
     end_us: int
     hidden_us: int | None = None
-    hits: int = 0
-    misses: int = 0
+    hits: Count = 0
+    misses: Count = 0
 
 
 @dataclass(frozen=True)

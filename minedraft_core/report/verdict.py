@@ -1,7 +1,8 @@
 """Which arm to use at which load. Pure functions.
 
 Arms are compared at the same number of running requests, for the same models, prompts and samples; plain decoding stands beside every
-drafter. Of each mode the best k counts. A lead is clear where every run of the best arm is faster than every run of every other mode.
+drafter. An arm whose runs brought no token is left out. Of each mode the best k counts. A lead is clear where every run of the best arm is
+faster than every run of every other mode.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Choice:
 
 def choices(arms: Sequence[MeasuredArm]) -> list[Choice]:
     """A choice for each group of arms and load that has been measured."""
-    usable = [arm for arm in arms if arm.figures.tokens_per_second is not None]
+    usable = [arm for arm in arms if arm.figures.tokens_per_second]
     drafting = sorted((arm for arm in usable if arm.header.draft), key=_key)
     found: list[Choice] = []
     for key, members in groupby(drafting, key=_key):

@@ -66,6 +66,8 @@ def test_only_visible_ones_count_by_index_or_uuid() -> None:
     assert [one.index for one in among_visible(uses, "2,GPU-00")] == [2, 0]
     assert among_visible(uses, None) == uses
     assert among_visible(uses, "") == []
+    with pytest.raises(ConfigError, match="GPU 2 is named twice"):
+        among_visible(uses, "2,GPU-22")
     with pytest.raises(ConfigError, match="no GPU is called '7'"):
         among_visible(uses, "7")
 
@@ -77,3 +79,10 @@ def test_without_nvidias_library_it_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="--wait-for-gpus: this"):
         read_use()
     assert describe_gpus() == {}
+
+
+@pytest.mark.parametrize("limit", ["memory_percent", "utilisation_percent", "interval"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_limit_is_a_finite_number(limit: str, value: float) -> None:
+    with pytest.raises(ConfigError, match="need finite numbers"):
+        FreeGpus(1, **{limit: value})

@@ -93,3 +93,15 @@ def test_a_second_run_appends(tmp_path):
 def test_a_folder_that_is_missing_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         TraceWriter(tmp_path / "no" / "trace.jsonl")
+
+
+def test_half_a_line_of_a_killed_writer_does_not_swallow_the_next_one(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    for before, after in ((b"", 0), (b'{"type":"st', 1), (b'{"type":"x"}\n', 1)):
+        path.write_bytes(before)
+        writer = TraceWriter(path)
+        writer(FeedMessage(0, [step_record(step=1)]))
+        writer.close()
+        found = path.read_bytes().splitlines()
+        assert len(found) == after + 1
+        assert json.loads(found[-1])["step"] == 1

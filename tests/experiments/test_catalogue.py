@@ -9,7 +9,7 @@ import pytest
 
 from minedraft_core.config import ConfigError
 from minedraft_core.experiments.catalogue import catalogue, read_experiment
-from minedraft_core.experiments.grid import cells_of
+from minedraft_core.experiments.grid import cells_of, sessions_of
 
 NAMES = [
     *("experiment_1", "experiment_2_eagle", "experiment_2_llama", "experiment_3_n_llama", "experiment_3_n_qwen", "experiment_4_bs"),
@@ -75,3 +75,13 @@ def test_a_fault_in_a_data_file_names_file_and_key() -> None:
     content = {"title": "x", "paper": {"pairs": [], "batch": [0]}, "synthetic": {"pairs": []}, "cpu": {"pairs": [], "colour": 1}}
     with pytest.raises(ConfigError, match=r"experiment_9\.toml: variants\.paper\.batch\.0: .*variants\.cpu\.colour"):
         read_experiment("experiment_9", content, DEFAULTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_two_arms_share_a_trace(name: str) -> None:
+    for variant in catalogue()[name].variants.values():
+        for modes in ((), ("off", "sequential", "parallel", "pearl", "native")):
+            cells = cells_of(variant, modes)
+            sessions = sessions_of(cells, on_cpu=not variant.tensor_parallel)
+            assert len({cell.name for cell in cells}) == len(cells)
+            assert len({session.name for session in sessions}) == len(sessions)

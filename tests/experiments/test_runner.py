@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,32 @@ def test_a_trace_made_with_other_settings_is_not_reused(tmp_path: Path) -> None:
         run_all(changed, Starter())
 
 
+def test_a_trace_of_other_prompts_is_not_reused(tmp_path: Path) -> None:
+    around = surroundings(tmp_path, variant())
+    run_all(around, Starter())
+    changed = replace(around, prompts={"questions": ["a", "bc"]})
+    with pytest.raises(ConfigError, match=r"made with other settings \(prompts_sha256 '\w+' is now '\w+'\)"):
+        run_all(changed, Starter())
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\xfe\n", b"[1]\n", b'{"a":' * 100_000])
+def test_what_is_no_trace_is_not_taken_for_one(tmp_path: Path, content: bytes) -> None:
+    around = surroundings(tmp_path, variant())
+    run_all(around, Starter())
+    around.store.all_traces()[0].write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is no trace of an experiment .*: remove it, or name another --out"):
+        run_all(around, Starter())
+
+
+def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
+    store = surroundings(tmp_path / "run", variant()).store
+    refused = pytest.raises(ConfigError, match=r"another run writes to .*: wait until it has ended, or name another --out")
+    with store.held(), refused, store.held():
+        pass
+    with store.held():
+        pass
+
+
 def test_a_refused_arm_is_written_down_and_the_others_go_on(tmp_path: Path) -> None:
     around = surroundings(tmp_path, variant())
     assert run_all(around, Starter("sequential")) == [None, "no sequential here"]
@@ -124,12 +151,14 @@ def test_what_plain_decoding_wrote_is_replayed(tmp_path: Path) -> None:
     around = surroundings(tmp_path, variant(pairs=[{"target": "maker/target", "draft": "draft", "acceptance": 0.75}], n=[1, 2], prompts=3))
     starter = Starter()
     run_all(around, starter)
-    recording = around.store.recording("maker/target")
+    recording = around.recording("maker/target")
     assert recording.parent.parent == tmp_path
     written = [[[1], [1] * 4], [[2, 2], [2] * 4], [[3] * 3, [3] * 4]]
     assert json.loads(recording.read_text()) == [*written, *(pair for pair in written for _ in (1, 2))]
     config = starter.of("start")[1][2]
     assert (config.drafter.replay, config.drafter.replay_acceptance) == (str(recording), 0.75)
+    other = replace(around, prompts={"questions": ["a", "bb", "ccc", "dddd"]})
+    assert other.recording("maker/target") != recording, "what other requests got is not replayed"
     header = msgspec.json.decode(next(path for path in around.store.all_traces() if "parallel" in path.name).read_bytes().splitlines()[0])
     assert header["acceptance"] == "replayed p=0.75"
 

@@ -96,3 +96,8 @@ def test_help_names_our_flags_and_where_locusts_are() -> None:
     assert result.exit_code == 0
     assert "--slo-ttft-ms" in result.output
     assert "python -m locust --help" in result.output
+
+
+def test_a_label_is_text_and_no_formula(tmp_path: Path) -> None:
+    results = write(tmp_path / "a.json", "5 $\\frac$", 0.1)
+    assert compare(str(results), "--png", str(tmp_path / "a.png")) == (0, "")

@@ -126,11 +126,38 @@ def test_a_file_of_something_else_is_refused(name: str, content: str, message: s
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_file_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "deep.jsonl"
+    source.write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigError, match=r"line 1 of .*deep\.jsonl is no JSON object"):
+        convert("tough", [source], tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match="--prompts: line 1 of"):
+        load_prompts(source)
+
+
 def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in.parquet"
     source.write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="is no Parquet file"):
         convert("tough", [source], tmp_path / "out.jsonl")
+
+
+def test_what_cannot_be_meant_is_refused_and_nothing_is_written_over(tmp_path: Path) -> None:
+    source, out = tmp_path / "q.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"question": "Why?"}\n')
+    before = source.read_bytes()
+    with pytest.raises(ConfigError, match="would be written over"):
+        convert("tough", [source], tmp_path / "sub" / ".." / "q.jsonl")
+    with pytest.raises(ConfigError, match="names a file twice"):
+        convert("tough", [source, source], out)
+    with pytest.raises(ConfigError, match="--revision is for what is fetched"):
+        convert("tough", [source], out, revision="v1")
+    with pytest.raises(ConfigError, match="--tokenizer counts for --min-tokens"):
+        convert("tough", [source], out, tokenizer=source)
+    with pytest.raises(ConfigError, match=r"q\.jsonl is no tokenizer\.json"):
+        convert("tough", [source], out, min_tokens=1, tokenizer=source)
+    assert source.read_bytes() == before
+    assert not out.exists()
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_nothing_at_all_is_no_division_by_zero() -> None:
     assert figures.tokens_per_second == 0
     assert figures.ttft_ms is None
     assert faults(figures, Demands(0.9, 0.0)) == ["no request ended after the warm-up: test longer"]
+    left = summarise([sample(outcome=Outcome.ABORTED)], Limits())
+    assert faults(left, Demands(0.9, 0.0)) == ["every client left early, so no request can be judged: lower --abort-share"]
 
 
 def test_demands() -> None:

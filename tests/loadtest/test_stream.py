@@ -92,7 +92,12 @@ def test_a_client_that_leaves_reads_no_further() -> None:
         ([text()], "broke off"),
         ([text(), b"data: [DONE]\n"], "no usage"),
         ([text(), {"error": {"message": "the engine died", "code": 500}}], "error in the stream: the engine died"),
+        ([text(), {"error": "the engine died"}], "error in the stream: the engine died"),
         ([b"data: {oh\n"], "cannot be read"),
+        ([b'data: {"a":' + b"[" * 100_000 + b"\n"], "cannot be read"),
+        ([text(), {"usage": {"prompt_tokens": 7}}], "missing required field `completion_tokens`"),
+        ([text(), {"usage": {"prompt_tokens": 7, "completion_tokens": -5}}], "cannot be read"),
+        ([text(), {"usage": {"prompt_tokens": 7, "completion_tokens": 0}}, b"data: [DONE]\n"], "usage counts no output token"),
     ],
 )
 def test_what_is_no_whole_answer(events: list[Any], message: str) -> None:
@@ -102,4 +107,5 @@ def test_what_is_no_whole_answer(events: list[Any], message: str) -> None:
 
 def test_refusals_in_one_line() -> None:
     assert refusal(503, b'{"error": {"message": "full", "type": "x"}}') == "HTTP 503: full"
+    assert refusal(503, b'{"error": "full"}') == "HTTP 503: full"
     assert refusal(502, b"<html>bad gateway") == "HTTP 502: <html>bad gateway"

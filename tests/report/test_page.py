@@ -116,6 +116,12 @@ def test_a_report_of_an_original_trace(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "plots" / "batch.png").exists()
 
 
+def test_names_are_text_and_no_formulas(tmp_path: Path) -> None:
+    trace = write(tmp_path / "arm.jsonl", header(target="a$\\frac$", draft="b$\\nope$", dataset="c$d$"), run_lines())
+    result = RUNNER.invoke(trace_app, ["report", str(trace), "--out", str(tmp_path / "report")])
+    assert result.exit_code == 0, result.output
+
+
 def test_a_file_that_is_no_trace_is_one_message_and_code_2(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("hello\n")

@@ -41,7 +41,25 @@ def test_a_line_that_is_cut_off_at_the_end_is_left_out_and_said(tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:-9])
     (trace,) = read_traces([path])
     assert len(trace.runs[0].requests) == 1
-    assert trace.remarks == ("its last line is cut off and left out",)
+    assert trace.remarks == ("1 line is cut off and left out",)
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_line_that_a_killed_writer_left_in_the_middle_is_left_out_and_said(tmp_path: Path, end: bytes) -> None:
+    path = write(tmp_path / "arm.jsonl", header(), run_lines())
+    path.write_bytes(path.read_bytes()[:-9] + end + run_lines(500))
+    (trace,) = read_traces([path])
+    # The line that was begun anew in the same line cannot be told from the half one.
+    assert len(trace.runs[0].steps) == (8 if end else 7)
+    assert trace.remarks == ("1 line is cut off and left out",)
+
+
+def test_a_bundle_that_is_cut_off_at_the_end_is_left_out_and_said(tmp_path: Path) -> None:
+    path = original(tmp_path / "plugin.jsonl")
+    path.write_bytes(path.read_bytes()[:-9])
+    (trace,) = read_traces([path])
+    assert len(trace.runs) == 1
+    assert "its last run is cut off and left out" in trace.remarks
 
 
 def test_fields_that_an_older_trace_lacks_are_none(tmp_path: Path) -> None:
@@ -57,6 +75,15 @@ def test_fields_that_an_older_trace_lacks_are_none(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"hello\n", "line 1 of"),
+        (b"hello", "line 1 of"),
+        (b'{"type":"step","start_u', "holds no whole step, request or head of a run"),
+        (b'{"type":"drafted","start_us":1,"end_us":2}\n', "holds no whole step, request or head of a run"),
+        (b'{"type":"step","start_us":1,"end_us":NaN}\n', "line 1 of .* is no line of a trace"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "line 1 of"),
+        (b'{"type":"step","start_us":9,"end_us":2}\n', "line 1 of .* ends before it begins"),
+        (b'{"traces":[{"type":"Step","start_us":9,"end_us":2}]}\n', "line 1 of .* ends before it begins"),
+        (b'{"type":"request","start_us":1,"end_us":2,"gen_len":-3}\n', "line 1 of .*gen_len"),
+        (b'{"type":"run","arm":"off","target":"t","load":1,"gpus":-1}\n', "line 1 of .*gpus"),
         (b'{"type":"step","start_us":1,"end_us":2}\n{"type":"stop"}\n', "line 2 of"),
         (b'{"type":"step","start_us":"soon","end_us":2}\n', "line 1 of"),
         (b'{"metadata":{},"traces":[{"start_us":1}]}\n', "line 1 of .* is no bundle"),

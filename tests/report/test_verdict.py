@@ -78,3 +78,14 @@ def test_neighbouring_loads_with_one_answer_are_said_together(tmp_path: Path) ->
 def test_runs_that_differ_are_remarked(tmp_path: Path) -> None:
     assert arm(tmp_path, "off", 4, (1.0, 1.2)).remarks == ()
     assert "2.0 times as fast" in arm(tmp_path, "off", 4, (1.0, 2.0)).remarks[0]
+
+
+def test_an_arm_that_brought_no_token_is_remarked_and_never_chosen(tmp_path: Path) -> None:
+    silent = run_lines().replace(b'"gen_len":9', b'"gen_len":0').replace(b'"gen_len":8', b'"gen_len":0')
+    (trace,) = read_traces([write(tmp_path / "silent.jsonl", header(arm="off", draft=None, k=0), silent, run_lines(500))])
+    (failed,) = read_traces([write(tmp_path / "failed.jsonl", header(arm="parallel"), silent)])
+    arms = measured([trace, failed])
+    assert all("a run brought no token: its throughput is 0" in one.remarks for one in arms)
+    chosen = only(choices([*measured([failed]), arm(tmp_path, "sequential", 2, (1.0,))]))
+    assert chosen.words == "sequential k=2 (nothing to compare with)"
+    assert chosen.over_off is None

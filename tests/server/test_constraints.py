@@ -100,6 +100,23 @@ def test_the_estimate_is_near_the_truth() -> None:
     assert taken(long) / min(taken(short) for _ in range(5)) > 20
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"regex": "[" * 300_000}, {"regex": "[" * 300_000 + "\\"}, {"grammar": 'root ::= "' + '\\"' * 150_000}, {"regex": "{1" * 150_000}],
+    ids=["class", "escape", "literal", "bound"],
+)
+def test_an_estimate_takes_no_longer_for_what_is_not_closed(fields: dict[str, str]) -> None:
+    begin = time.monotonic()
+    estimate(StructuredOutputsParams(**fields))
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(("pattern", "omissible"), [("[?*]a?b*", 2), (r"\[a?", 1), (r"[\]?]b?", 1), ("[a?b*", 2)])
+def test_signs_inside_a_class_count_only_where_it_is_not_closed(pattern: str, omissible: int) -> None:
+    costs, same = (estimate(StructuredOutputsParams(regex=text)) for text in (pattern, "x" * (len(pattern) - omissible) + "?" * omissible))
+    assert costs == same
+
+
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("name", ["bounds", "regex", "grammar", "choice", "tag"])
 @pytest.mark.parametrize("streamed", [False, True])

@@ -214,3 +214,10 @@ async def test_wrong_method_or_path(client: httpx.AsyncClient, method: str, path
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert ("allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(("path", "methods"), [("/health", "GET, HEAD"), ("/ping", "GET, HEAD, POST"), ("/v1/completions", "POST")])
+async def test_a_wrong_method_is_told_all_that_are_right(client: httpx.AsyncClient, path: str, methods: str) -> None:
+    response = await client.delete(path)
+    assert response.headers["allow"] == methods
+    assert response.json()["error"]["message"] == f"DELETE is not allowed at {path}; use {methods}"
