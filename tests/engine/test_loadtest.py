@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.prompts import load_prompts
 from loadtest.sample import Outcome
-from minedraft_core.bench.prompts import SHIPPED
 from tests.engine.test_serving import Served, served  # noqa: F401 - a fixture
 from tests.loadtest.running import Ran, run_load_test
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 SECONDS = 40
 WITHIN = 0.03
-LOAD = ["-u", "4", "--max-tokens", "40:60", "--extra-body", '{"ignore_eos": true, "temperature": 0}']
+# Long prompts, so that what HTTP adds to the first token is little, and in token ids: the server's times begin when the text is tokenized.
+LOAD = ["-u", "4", "--input-tokens", "900:1100", "--max-tokens", "40:60", "--extra-body", '{"ignore_eos": true, "temperature": 0}']
 TIMES = {
     "ttft": "vllm:time_to_first_token_seconds",
     "tpot": "vllm:request_time_per_output_token_seconds",
@@ -28,25 +26,15 @@ TIMES = {
 }
 
 
-def long_prompts() -> list[str]:
-    """Prompts that take the target a second, so that what HTTP adds is little beside it; each begins otherwise, so none is cached."""
-    longest = sorted(load_prompts(SHIPPED), key=len)[-20:]
-    pairs = list(zip(longest, reversed(longest), strict=True))
-    return [f"Task {turn}-{number}. {first} {second}" for turn in range(20) for number, (first, second) in enumerate(pairs)]
-
-
 class Watched:
     """A load test and what the server told of it."""
 
     def __init__(self, server: Served, folder: Path) -> None:
         self._server = server
-        prompts = folder / "prompts.jsonl"
-        prompts.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in long_prompts()))
-        load = [*LOAD, "--prompts", str(prompts)]
-        warm = run_load_test(server.url, folder, "-t", "4s", *load, "--seed", "1")
+        warm = run_load_test(server.url, folder, "-t", "4s", *LOAD, "--seed", "1")
         assert warm.code == 0, warm.log
         before, seen = self._counters(), len(server.lines("request"))
-        self.ran: Ran = run_load_test(server.url, folder, "-t", f"{SECONDS}s", *load, "--slo-ttft-ms", "60000", seconds=200)
+        self.ran: Ran = run_load_test(server.url, folder, "-t", f"{SECONDS}s", *LOAD, "--slo-ttft-ms", "60000", seconds=200)
         assert self.ran.code == 0, self.ran.log
         time.sleep(1)
         self.counted = {name: value - before[name] for name, value in self._counters().items()}
