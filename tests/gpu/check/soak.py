@@ -12,6 +12,7 @@ from statistics import median
 from minedraft_core.bench.prompts import read_prompts
 from minedraft_core.control import ControlClient, ModeOrder
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, StepRecord
+from minedraft_core.vllm.args import runs_on_cpu
 from tests.gpu.check.asking import Ask, answer
 from tests.gpu.check.basics import TIGHT, engine, quick, summary
 from tests.gpu.check.findings import attempt, figure, query, say
@@ -27,7 +28,7 @@ def stage_soak(arguments) -> None:
     for mode in ("parallel", "pearl"):
         with attempt(mode), tempfile.TemporaryDirectory() as folder:
             address = f"ipc://{folder}/control"
-            extra = (*quick(), *TIGHT)
+            extra = (*quick(), *(TIGHT[:2] if runs_on_cpu() else TIGHT))
             device = arguments.devices[0]
             with engine(
                 arguments, arguments.target, arguments.draft, mode, device, CONCURRENCY, *extra, max_model_len=1024, control=address
@@ -73,8 +74,12 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
         if params["temperature"] and choose.random() < 0.15:
             params["n"] = 2
         abort_after = choose.randint(1, tokens) if choose.random() < 0.15 else None
-        output = await answer(running, Ask(prompt[:700], params, abort_after))
         state["asked"] += 1
+        try:
+            output = await answer(running, Ask(prompt[:700], params, abort_after))
+        except Exception as error:  # noqa: BLE001 -- the others go on
+            state["wrong"].append((tokens, params, repr(error)))
+            return
         if output is None:
             state["aborted"] += 1
         elif abort_after is None:
