@@ -84,7 +84,7 @@ def test_packages_left_out_are_named_exceptions_and_no_others(check_locks: Modul
 )
 def test_forbidden_import_is_caught(tmp_path: Path, module: str, statement: str, contract: str) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for package in ("minedraft_core", "server"):
+    for package in ("loadtest", "minedraft_core", "server"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / module).open("a") as file:
         file.write(f"\n{statement}\n")
