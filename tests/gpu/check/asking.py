@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: a prompt's tokens and what `SamplingParams` takes. It is aborted once it has so many tokens, where that is given."""
+    """One request: a prompt's tokens and what vLLM's `SamplingParams` takes. With `abort_after` it is aborted at so many tokens."""
 
     prompt: list[int]
     params: dict[str, Any] = field(default_factory=dict)
@@ -20,10 +20,12 @@ class Ask:
 async def answer(running, ask: Ask):
     """The last output of a request, with `outputs` in order; None for one that was aborted."""
     from vllm.inputs import TokensPrompt
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from server.sampling import ServingParams
 
     kind = RequestOutputKind.FINAL_ONLY if ask.abort_after is None else RequestOutputKind.CUMULATIVE
-    params = SamplingParams(**{"detokenize": False, **ask.params}, output_kind=kind)
+    params = ServingParams(**{"detokenize": False, **ask.params}, output_kind=kind)
     last, request_id = None, uuid.uuid4().hex
     async for output in running._engine.generate(TokensPrompt(prompt_token_ids=ask.prompt), params, request_id):
         last = output

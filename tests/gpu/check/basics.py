@@ -64,15 +64,14 @@ def half_of_a_batch(arguments, mode):
 
 
 @contextmanager
-def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048, control=None):
+def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
     here = CPU if runs_on_cpu() else ("--gpu-memory-utilization", str(arguments.memory))
     args = engine_args(target, concurrency, max_model_len, [*flags, *here, *arguments.flags])
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
-    config = pipeline(arguments, draft, mode, device, length)
-    with start(args, config.model_copy(update={"control_address": control})) as running:
+    with start(args, pipeline(arguments, draft, mode, device, length)) as running:
         say(None, f"{mode} with the drafter on {device}: started in {time.monotonic() - began:.0f} s")
         yield running
 

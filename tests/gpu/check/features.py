@@ -44,7 +44,7 @@ def cases() -> list[Case]:
         Case("presence and frequency penalty", {"presence_penalty": 0.8, "frequency_penalty": 0.4}, processed=True),
         Case("repetition penalty", {"repetition_penalty": 1.3}, processed=True),
         Case("logit_bias", {"logit_bias": {30: -100.0, 42: 2.0, 28: -3.0}}, processed=True),
-        Case("min_tokens", {"min_tokens": 48, "ignore_eos": False}, processed=True),
+        Case("min_tokens", {"min_tokens": TOKENS * 3 // 4, "ignore_eos": False}, processed=True),
         Case("stop tokens", {"stop_token_ids": [28, 30], "ignore_eos": False}),
         Case("stop strings", {"stop": [" the", "."], "detokenize": True, "include_stop_str_in_output": True}),
         Case("min_p that leaves one token", {"temperature": 1.0, "min_p": 1.0, "seed": 5}),

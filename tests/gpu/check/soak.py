@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import tempfile
 import time
 from statistics import median
 
 from minedraft_core.bench.prompts import read_prompts
-from minedraft_core.control import ControlClient, ModeOrder
+from minedraft_core.control import ModeOrder
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, StepRecord
 from minedraft_core.vllm.args import runs_on_cpu
 from tests.gpu.check.asking import Ask, answer
@@ -26,23 +25,19 @@ GROWTH_MB = 300  # of the host's memory, at most, records of the passes included
 
 def stage_soak(arguments) -> None:
     for mode in ("parallel", "pearl"):
-        with attempt(mode), tempfile.TemporaryDirectory() as folder:
-            address = f"ipc://{folder}/control"
-            extra = (*quick(), *(TIGHT[:2] if runs_on_cpu() else TIGHT))
-            device = arguments.devices[0]
-            with engine(
-                arguments, arguments.target, arguments.draft, mode, device, CONCURRENCY, *extra, max_model_len=1024, control=address
-            ) as running:
-                running._runner.run(_soaked(running, arguments, mode, address))
+        extra = (*quick(), *(TIGHT[:2] if runs_on_cpu() else TIGHT))
+        target, draft, device = arguments.target, arguments.draft, arguments.devices[0]
+        with attempt(mode), engine(arguments, target, draft, mode, device, CONCURRENCY, *extra, max_model_len=1024) as running:
+            running._runner.run(_soaked(running, arguments, mode))
 
 
-async def _soaked(running, arguments, mode: str, address: str) -> None:
+async def _soaked(running, arguments, mode: str) -> None:
     began = time.monotonic()
     end = began + 60 * arguments.minutes / 2
     state = {"asked": 0, "aborted": 0, "wrong": []}
     prompts = running.tokenize(read_prompts())
     workers = [asyncio.create_task(_client(running, prompts, number, end, state)) for number in range(CONCURRENCY + 8)]
-    changes = asyncio.create_task(_orders(mode, arguments.k, address, end))
+    changes = asyncio.create_task(_orders(running, mode, arguments.k, end))
     await asyncio.sleep(min(30.0, (end - began) / 4))
     before = _memory()
     await asyncio.gather(*workers)
@@ -88,17 +83,16 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
                 state["wrong"].append((tokens, lengths))
 
 
-async def _orders(mode: str, k: int, address: str, end: float) -> int:
+async def _orders(running, mode: str, k: int, end: float) -> int:
     """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back."""
-    client, given = ControlClient(address, timeout=60), 0
+    given = 0
     others = [ModeOrder(Mode.SEQUENTIAL, k), ModeOrder(Mode.PARALLEL, max(1, k - 1)), ModeOrder(Mode.OFF, 0)]
     while (left := end - time.monotonic()) > EDGE / 4:
         await asyncio.sleep(min(PERIOD * 0.75, left / 2))
-        await asyncio.to_thread(client.set_mode, others[given // 2 % len(others)])
+        await asyncio.to_thread(running._control.set_mode, others[given // 2 % len(others)])
         await asyncio.sleep(min(PERIOD * 0.25, left / 4))
-        await asyncio.to_thread(client.set_mode, ModeOrder(Mode(mode), k))
+        await asyncio.to_thread(running._control.set_mode, ModeOrder(Mode(mode), k))
         given += 2
-    client.close()
     return given
 
 

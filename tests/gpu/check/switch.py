@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 
 from minedraft_core.bench.prompts import read_prompts
-from minedraft_core.control import ControlClient, ModeOrder
+from minedraft_core.control import ModeOrder
 from minedraft_core.types import Mode, ModeRecord, StepRecord
 from tests.gpu.check.asking import Ask, answer, answers
 from tests.gpu.check.basics import BATCH, TIE, engine, quick, summary
@@ -36,20 +35,17 @@ def stage_switch(arguments) -> None:
         asks = [Ask(prompt, {"temperature": 0.0, "max_tokens": TOKENS, "ignore_eos": True, "logprobs": 20}) for prompt in prompts]
         plain = [output.outputs[0] for output in answers(running, asks, BATCH)]
     for mode in ("parallel", "pearl"):
-        with attempt(mode), tempfile.TemporaryDirectory() as folder:
-            address = f"ipc://{folder}/control"
-            with engine(
-                arguments, arguments.target, arguments.draft, mode, arguments.devices[0], BATCH, *quick(), control=address
-            ) as running:
-                outputs, given = running._runner.run(_under_orders(running, prompts, address, orders(mode, arguments.k)))
+        device = arguments.devices[0]
+        with attempt(mode):
+            with engine(arguments, arguments.target, arguments.draft, mode, device, BATCH, *quick()) as running:
+                outputs, given = running._runner.run(_under_orders(running, prompts, orders(mode, arguments.k)))
                 records = list(running._records)
             _judge(mode, [output.outputs[0] for output in outputs], plain, given, records)
 
 
-async def _under_orders(running, prompts, address: str, plan: list[ModeOrder]):
+async def _under_orders(running, prompts, plan: list[ModeOrder]):
     """The answers, and how many orders were given while they came: the plan again and again, one order after a short pause."""
-    client, given = ControlClient(address, timeout=60), 0
-    places = asyncio.Semaphore(BATCH)
+    given, places = 0, asyncio.Semaphore(BATCH)
 
     async def one(prompt):
         async with places:
@@ -58,11 +54,10 @@ async def _under_orders(running, prompts, address: str, plan: list[ModeOrder]):
     asked = asyncio.gather(*(one(prompt) for prompt in prompts))
     while not asked.done():
         order = plan[given % len(plan)]
-        in_force = await asyncio.to_thread(client.set_mode, order)
+        in_force = await asyncio.to_thread(running._control.set_mode, order)
         assert in_force == order, (in_force, order)
         given += 1
         await asyncio.wait([asked], timeout=PAUSE)
-    client.close()
     return await asked, given
 
 
