@@ -59,7 +59,7 @@ def quieten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "zeros", unpinned)
     monkeypatch.setattr(engine, "DeviceTimer", Timer)
     monkeypatch.setattr(ahead_log, "StampLog", Timer)
-    monkeypatch.setattr(lookahead, "freeze_gc_for_cudagraph_capture", _nothing)
+    monkeypatch.setattr(engine, "freeze_gc_for_cudagraph_capture", _nothing)
     for module in (ahead_log, lookahead):
         monkeypatch.setattr(module, "get_accelerator_view_from_cpu_tensor", lambda tensor: tensor)
     for name in ("settle", "chain_inputs", "extend"):

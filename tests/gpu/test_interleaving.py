@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from minedraft_core.vllm.gpu import chains, lookahead, word_kernels
+from minedraft_core.vllm.gpu import chains, draws, lookahead, word_kernels
 from minedraft_core.vllm.gpu.chain_kernels import MARK
 from minedraft_core.vllm.gpu.engine import RING, DraftEngine, Shape
 from minedraft_core.vllm.gpu.jobs import DraftJob
@@ -125,13 +125,13 @@ class Engine(LookaheadEngine):
 
     machine: Machine
 
-    def _captured(self, rows: int, width: int, pool: Any, *, sampled: bool) -> Any:
+    def _captured(self, run: Any, pool: Any) -> Any:
         class Graph:
-            replay = staticmethod(lambda: self._chains.step(self._pack[:rows], width, sampled=sampled))
+            replay = staticmethod(run)
 
         return Graph()
 
-    def _warm_up(self, ways: tuple[bool, ...]) -> None:
+    def _warm_up(self) -> None:
         pass
 
 
@@ -179,7 +179,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     monkeypatch.setattr(torch.Tensor, "index_copy_", index_copied)
     for name in ("settle", "step", "publish", "gather"):
         _defer(monkeypatch, made, name)
-    monkeypatch.setattr(chains, "gumbel_sample", _draw)
+    monkeypatch.setattr(draws, "gumbel_sample", _draw)
     monkeypatch.setattr(lookahead, "take", lambda *args: _take(made, *args))
     monkeypatch.setattr(lookahead, "certain_where_late", lambda *_args: None)
     return made

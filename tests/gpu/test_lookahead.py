@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from minedraft_core.acceptance import accept_probabilistic
 from minedraft_core.types import Lookahead, Span
-from minedraft_core.vllm.gpu import chains, pearl
+from minedraft_core.vllm.gpu import draws, pearl
 from minedraft_core.vllm.gpu.chain_kernels import MARK, mark_reference
 from minedraft_core.vllm.gpu.engine import RING, Shape
 from minedraft_core.vllm.gpu.jobs import DraftJob
@@ -41,12 +41,14 @@ class Engine(LookaheadEngine):
         self.done: list[str] = []
         self.published: list[list[bool]] = []
 
-    def _captured(self, rows: int, width: int, pool: Any, *, sampled: bool) -> Step:
-        def run() -> None:
-            self.done.append("first" if width == 2 else "next")
-            self._chains.step(self._pack[:rows], width, sampled=sampled)
+    def _captured(self, run: Any, pool: Any) -> Step:
+        _, width = run.args
 
-        return Step(run)
+        def noted() -> None:
+            self.done.append("first" if width == 2 else "next")
+            run()
+
+        return Step(noted)
 
     def _publish(self, job: DraftJob) -> None:
         super()._publish(job)
@@ -214,7 +216,7 @@ def test_the_law_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
         drawn[kept] = (logits[kept] + noise[seeds[idx[kept].long()], positions[kept]]).argmax(dim=-1)
         return drawn
 
-    monkeypatch.setattr(chains, "gumbel_sample", draw)
+    monkeypatch.setattr(draws, "gumbel_sample", draw)
     logits = torch.zeros(slots, K, vocabulary)
     engine = made(TableModel(draft), slots, logits=logits)
     tokens = torch.zeros(slots, 2, dtype=torch.int64)

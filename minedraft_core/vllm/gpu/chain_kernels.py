@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minedraft_core.vllm.gpu.kernels import HEADER, PAD_SLOT
+from minedraft_core.vllm.gpu.kernels import slot_at, slots_of
 
 MARK = 5
 """The field of a packed row that holds the request's slot plus one, negative where its chain cannot go on."""
@@ -207,12 +207,11 @@ def _inputs_kernel(
     for index in tl.static_range(WIDTH):
         position = newest - (WIDTH - 1 - index)
         inside = going & (position < MAX_LEN)
-        block = tl.load(pack + row.to(tl.int64) * stride + 8 + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         token = tl.load(chains + slot * RING + position % RING, mask=going, other=0)
         at = row * WIDTH + index
         tl.store(ids + at, tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int32))
         tl.store(positions + at, tl.minimum(position, MAX_LEN - 1).to(tl.int64))
-        tl.store(slots + at, tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+        tl.store(slots + at, slot_at(pack + row.to(tl.int64) * stride, position, inside, BLOCK_SIZE))
     tl.store(seq_lens + row, tl.minimum(newest + 1, MAX_LEN))
     tl.store(draw_slots + row, tl.where(going, slot, -1))
     tl.store(columns + row, ((newest + 1) % RING).to(tl.int64))
@@ -289,12 +288,10 @@ def chain_inputs_reference(
     going = (slot >= 0) & (end < row_bases[:rows] + 2 * num_drafts + 1)
     newest = torch.where(going, end, 1).long()
     places = newest[:, None] - torch.arange(width - 1, -1, -1, device=packed.device)
-    inside = going[:, None] & (places < max_len)
-    blocks = packed.gather(1, torch.where(inside, places // block_size, 0) + HEADER).long()
     tokens = torch.where(going[:, None], chains[slot[:, None], places % ring], 0)
     ids.copy_(tokens.clamp(0, vocab_size - 1).flatten())
     positions.copy_(places.clamp(max=max_len - 1).flatten())
-    slots.copy_(torch.where(inside, blocks * block_size + places % block_size, PAD_SLOT).flatten())
+    slots.copy_(slots_of(packed, places, going[:, None], block_size, max_len).flatten())
     seq_lens.copy_((newest + 1).clamp(max=max_len))
     draw_slots[:rows] = torch.where(going, slot, -1).to(torch.int32)
     columns[:rows] = (newest + 1) % ring

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
 from minedraft_core.vllm.gpu.chain_kernels import chain_inputs, extend, ring_length, settle
+from minedraft_core.vllm.gpu.draws import draw
 from minedraft_core.vllm.gpu.kernels import HEADER
 from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.word_kernels import gather_logits, publish
@@ -110,15 +110,13 @@ class DraftChains:
         if not sampled:
             return logits.argmax(dim=-1)
         assert self._logits is not None
-        return gumbel_sample(
-            logits.to(self._logits.dtype),
+        return draw(
+            logits,
+            self._logits,
             self._draw_slots[:rows],
+            self._columns[:rows],
             self._temperature,
             self._seeds,
             positions,
-            apply_temperature=True,
-            is_drafting=True,
-            logits_cache=self._logits,
-            logits_cache_col=self._columns[:rows],
             use_fp64=self._use_fp64,
         )

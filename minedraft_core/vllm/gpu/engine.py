@@ -7,14 +7,15 @@ such a copy waits for both devices' current streams. On one device nothing waits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
-from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 
+from minedraft_core.vllm.gpu.draws import draw
 from minedraft_core.vllm.gpu.jobs import DraftJob
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, first_inputs, next_inputs, row_width
 from minedraft_core.vllm.gpu.model import DraftModel
@@ -116,26 +117,18 @@ class DraftEngine:
         return self._packs[slot, : self.bucket(num_reqs)]
 
     def capture(self) -> None:
-        """Warm the copies up and capture a graph for each batch size. Call once the KV cache is allocated; waits for the devices."""
+        """Warm the copies up and capture graphs for each batch size. Call once the KV cache is allocated; waits for the devices."""
         self.timer.calibrate()
         with self._streams():
             self._fetch(0, self._shape.max_num_reqs)
             self._landing[0].copy_(self._drafts, non_blocking=True)
         self.settle()
         pool = torch.cuda.graph_pool_handle()
-        ways = (False,) if self._logits is None else (False, True)
         # A collected Triton kernel would unload its module in the middle of a capture.
         with torch.cuda.device(self._device), freeze_gc_for_cudagraph_capture():
             for rows in reversed(self._buckets):
-                for sampled in ways:
-                    with torch.cuda.stream(self._stream), self._model.building():
-                        self._draft(rows, sampled=sampled)
-                        self._draft(rows, sampled=sampled)
-                    self.settle()
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                        self._draft(rows, sampled=sampled)
-                    self._graphs[rows, sampled] = graph
+                for sampled in self._ways:
+                    self._record(rows, pool, sampled=sampled)
         self.settle()
 
     def pass_timer(self, target: DeviceTimer) -> PassTimer:
@@ -158,12 +151,7 @@ class DraftEngine:
             if prompt is not None:
                 self._run_prompt(prompt, job.num_reqs)
             if drafts:
-                self._graphs[rows, job.sampled].replay()
-                self._landing[job.slot, : job.num_reqs].copy_(self._drafts[: job.num_reqs], non_blocking=True)
-                if self._scored:
-                    self._landing_scores[job.slot, : job.num_reqs].copy_(self._scores[: job.num_reqs], non_blocking=True)
-                if job.sampled:
-                    self._land_logits(job)
+                self._run(job, rows)
             self.timer.log.stamp(job.ticket.end)
             self._done[job.slot].record(self._stream)
 
@@ -210,25 +198,56 @@ class DraftEngine:
         """Columns of a job's rows."""
         return row_width(self._shape.num_columns)
 
+    @property
+    def _ways(self) -> tuple[bool, ...]:
+        """Whether the jobs there are graphs for are sampled."""
+        return (False,) if self._draft_logits is None else (False, True)
+
+    def _record(self, rows: int, pool: tuple[int, int], *, sampled: bool) -> None:
+        """Capture what jobs of a size replay."""
+        self._graphs[rows, sampled] = self._captured(partial(self._draft, rows, sampled=sampled), pool)
+
+    def _captured(self, run: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+        with torch.cuda.stream(self._stream), self._model.building():
+            run()
+            run()
+        self.settle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+    def _run(self, job: DraftJob, rows: int) -> None:
+        """Draft for the rows of a job that were fetched, and send what was drafted."""
+        self._graphs[rows, job.sampled].replay()
+        self._landing[job.slot, : job.num_reqs].copy_(self._drafts[: job.num_reqs], non_blocking=True)
+        if self._scored:
+            self._landing_scores[job.slot, : job.num_reqs].copy_(self._scores[: job.num_reqs], non_blocking=True)
+        if job.sampled:
+            self._land_logits(job)
+
     def _fetch(self, slot: int, rows: int) -> None:
         """Copy what the target has packed to the drafter's device."""
         self._pack[:rows].copy_(self._packs[slot, :rows], non_blocking=True)
 
     def _run_prompt(self, prompt: Prompt, num_reqs: int) -> None:
-        def here(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(self._device, non_blocking=True)
+        ids, positions, slots, starts, seq_lens = self._prompt_inputs(prompt)
+        table = self._table(num_reqs)
+        self._model.hidden(ids, positions, slots, starts, seq_lens, table, prompt.max_query_len, prompt.max_seq_len)
 
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def _prompt_inputs(self, prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A prompt's ids, positions, slots, query_start_loc and seq_lens on the drafter's device, held to its vocabulary and length."""
         longest = self._shape.max_len
-        positions = here(prompt.positions)
-        self._model.hidden(
-            here(prompt.ids).clamp(0, self._model.vocab_size - 1),
+        positions = self._here(prompt.positions)
+        return (
+            self._here(prompt.ids).clamp(0, self._model.vocab_size - 1),
             positions.clamp(max=longest - 1),
-            torch.where(positions < longest, here(prompt.slots), -1),
-            here(prompt.query_start_loc),
-            here(prompt.seq_lens),
-            self._table(num_reqs),
-            prompt.max_query_len,
-            prompt.max_seq_len,
+            torch.where(positions < longest, self._here(prompt.slots), -1),
+            self._here(prompt.query_start_loc),
+            self._here(prompt.seq_lens),
         )
 
     def _land_logits(self, job: DraftJob) -> None:
@@ -291,16 +310,14 @@ class DraftEngine:
             self._drafts[:rows, step] = logits.argmax(dim=-1)
             return
         assert self._logits is not None
-        self._drafts[:rows, step] = gumbel_sample(
-            logits.to(self._logits.dtype),
+        self._drafts[:rows, step] = draw(
+            logits,
+            self._logits,
             self._rows[:rows],
+            self._columns[step],
             self._temperature,
             self._seeds,
             positions,
-            apply_temperature=True,
-            is_drafting=True,
-            logits_cache=self._logits,
-            logits_cache_col=self._columns[step],
             use_fp64=self._use_fp64,
         )
 

@@ -135,6 +135,13 @@ def pack_reference(
 
 
 @triton.jit
+def slot_at(row, position, inside, BLOCK_SIZE: tl.constexpr):
+    """Where the KV of a position lies, by the block table of a packed row; -1 where it is not inside."""
+    block = tl.load(row + 8 + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    return tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+
+
+@triton.jit
 def _first_kernel(
     pack,
     pack_float,
@@ -157,14 +164,12 @@ def _first_kernel(
     before = position - 1
     inside = valid & (position < MAX_LEN)
     inside_before = valid & (before < MAX_LEN)
-    block = tl.load(pack + base + 8 + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    block_before = tl.load(pack + base + 8 + before // BLOCK_SIZE, mask=inside_before, other=0).to(tl.int64)
     tl.store(ids + 2 * row, tl.minimum(tl.maximum(tl.load(pack + base), 0), vocab_size - 1))
     tl.store(ids + 2 * row + 1, tl.minimum(tl.maximum(tl.load(pack + base + 1), 0), vocab_size - 1))
     tl.store(positions + 2 * row, tl.minimum(before, MAX_LEN - 1).to(tl.int64))
     tl.store(positions + 2 * row + 1, tl.minimum(position, MAX_LEN - 1).to(tl.int64))
-    tl.store(slots + 2 * row, tl.where(inside_before, block_before * BLOCK_SIZE + before % BLOCK_SIZE, -1))
-    tl.store(slots + 2 * row + 1, tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+    tl.store(slots + 2 * row, slot_at(pack + base, before, inside_before, BLOCK_SIZE))
+    tl.store(slots + 2 * row + 1, slot_at(pack + base, position, inside, BLOCK_SIZE))
     tl.store(seq_lens + row, tl.minimum(position + 1, MAX_LEN))
     tl.store(temperature + row, tl.load(pack_float + base + 4))
     tl.store(seeds + row, tl.load(pack_long + base // 2 + 3))
@@ -224,7 +229,7 @@ def first_inputs_reference(
     both = torch.stack([last - 1, last], dim=1)
     ids.copy_(packed[:, :2].flatten().clamp(0, vocab_size - 1))
     positions.copy_(both.clamp(max=max_len - 1).flatten())
-    slots.copy_(_slots(packed, both, valid[:, None], block_size, max_len).flatten())
+    slots.copy_(slots_of(packed, both, valid[:, None], block_size, max_len).flatten())
     seq_lens.copy_((last + 1).clamp(max=max_len))
     temperature.copy_(packed.view(torch.float32)[:, 4])
     seeds.copy_(packed.view(torch.int64)[:, 3])
@@ -250,11 +255,10 @@ def _next_kernel(
     valid = tl.load(pack + base + 3) > 0
     position = tl.where(valid, tl.load(pack + base + 2) + STEP, 1)
     inside = valid & (position < MAX_LEN)
-    block = tl.load(pack + base + 8 + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     token = tl.load(drafts + row * drafts_stride + STEP - 1)
     tl.store(ids + row, tl.minimum(tl.maximum(token, 0), vocab_size - 1).to(tl.int32))
     tl.store(positions + row, tl.minimum(position, MAX_LEN - 1).to(tl.int64))
-    tl.store(slots + row, tl.where(inside, block * BLOCK_SIZE + position % BLOCK_SIZE, -1))
+    tl.store(slots + row, slot_at(pack + base, position, inside, BLOCK_SIZE))
     tl.store(seq_lens + row, tl.minimum(position + 1, MAX_LEN))
 
 
@@ -307,11 +311,12 @@ def next_inputs_reference(
     position = torch.where(valid, packed[:, 2] + step, 1).long()
     ids.copy_(drafts[:, step - 1].clamp(0, vocab_size - 1))
     positions.copy_(position.clamp(max=max_len - 1))
-    slots.copy_(_slots(packed, position[:, None], valid[:, None], block_size, max_len).flatten())
+    slots.copy_(slots_of(packed, position[:, None], valid[:, None], block_size, max_len).flatten())
     seq_lens.copy_((position + 1).clamp(max=max_len))
 
 
-def _slots(packed: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, block_size: int, max_len: int) -> torch.Tensor:
+def slots_of(packed: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, block_size: int, max_len: int) -> torch.Tensor:
+    """`slot_at` in plain torch: int64 like positions [n, m], PAD_SLOT where a position is not valid or not below `max_len`."""
     inside = valid & (positions < max_len)
     column = torch.where(inside, positions // block_size, 0) + HEADER
     blocks = packed.gather(1, column).long()

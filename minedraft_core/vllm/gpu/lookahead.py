@@ -7,8 +7,9 @@ draft it goes on before those k steps, which then draft ahead. The steps beyond 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
 from minedraft_core.vllm.gpu.ahead_log import AheadLog, LookaheadTimer
@@ -65,22 +66,9 @@ class LookaheadEngine(DraftEngine):
         self.settle()
 
     def capture(self) -> None:
-        """Warm up what is not captured, and capture a graph of each step for each batch size. Waits for the devices."""
-        self.timer.calibrate()
-        with self._streams():
-            self._fetch(0, self._shape.max_num_reqs)
-            self._landing[0].copy_(self._drafts, non_blocking=True)
-        self.settle()
-        pool = torch.cuda.graph_pool_handle()
-        ways = (False,) if self._kept is None else (False, True)
-        # A collected Triton kernel would unload its module in the middle of a capture.
-        with torch.cuda.device(self._device), freeze_gc_for_cudagraph_capture():
-            for rows in reversed(self._buckets):
-                for sampled in ways:
-                    for width in (FIRST, NEXT):
-                        self._steps[rows, width, sampled] = self._captured(rows, width, pool, sampled=sampled)
-        self.settle()
-        self._warm_up(ways)
+        """Capture a graph of each step for each batch size, and warm up what is not captured. Waits for the devices."""
+        super().capture()
+        self._warm_up()
 
     def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
         """Enqueue a job whose rows the target's current stream has packed and marked, and the steps ahead after it. Returns at once.
@@ -89,28 +77,16 @@ class LookaheadEngine(DraftEngine):
         """
         if int(self._late_host[0]):
             raise RuntimeError("the drafts of a job did not come for about ten seconds")
-        rows = self.bucket(job.num_reqs)
-        ready = self._ready[job.slot]
-        ready.record(torch.cuda.current_stream(self._target))
         self._drafting[job.slot] = drafts
         self._log.begin(job.number)
+        super().start(job, prompt, drafts=drafts)
+        ahead = self._steps_ahead if drafts else 0
         with self._streams():
-            self._copies.wait_event(ready)
-            self._stream.wait_event(ready)
-            self.timer.log.stamp(job.ticket.begin)
-            self._fetch(job.slot, rows)
-            if prompt is not None:
-                self._run_prompt(prompt, job.num_reqs)
-            if drafts:
-                self._draft_anew(job, rows)
-            self.timer.log.stamp(job.ticket.end)
-            self._done[job.slot].record(self._stream)
-            ahead = self._steps_ahead if drafts else 0
             for _ in range(ahead):
-                self._steps[rows, NEXT, job.sampled].replay()
+                self._steps[self.bucket(job.num_reqs), NEXT, job.sampled].replay()
             self._log.end(job.number, ahead)
-            if drafts:
-                self._steps_before = ahead
+        if drafts:
+            self._steps_before = ahead
 
     def land(self, job: DraftJob) -> torch.Tensor:
         """Make the target's current stream wait for a job's drafts. Returns them on the target's device, int64 [num_reqs, k]."""
@@ -128,7 +104,7 @@ class LookaheadEngine(DraftEngine):
         super().close()
         self._steps.clear()
 
-    def _draft_anew(self, job: DraftJob, rows: int) -> None:
+    def _run(self, job: DraftJob, rows: int) -> None:
         """Decide which chains go on and run k steps. What is ready is published when the chains that went on can be, and in the end."""
         self._decide(job, rows)
         drafts = self._shape.num_drafts
@@ -153,12 +129,12 @@ class LookaheadEngine(DraftEngine):
         self._chains.publish(words, job.number)
         self._landing[job.slot, : job.num_reqs].copy_(words, non_blocking=True)
 
-    def _warm_up(self, ways: tuple[bool, ...]) -> None:
+    def _warm_up(self) -> None:
         """Build the kernels that run outside graphs, for each place of the ring."""
         idx = torch.zeros(1, dtype=torch.int64, device=self._target)
         self.settle()
         for slot in range(RING):
-            for sampled in ways:
+            for sampled in self._ways:
                 job = DraftJob(0, slot, frozenset(), idx, 1, sampled=sampled)
                 with self._streams():
                     self._decide(job, 1)
@@ -169,13 +145,7 @@ class LookaheadEngine(DraftEngine):
         self._landing.zero_()
         self.settle()
 
-    def _captured(self, rows: int, width: int, pool: tuple[int, int], *, sampled: bool) -> torch.cuda.CUDAGraph:
-        packed = self._pack[:rows]
-        with torch.cuda.stream(self._stream), self._model.building():
-            self._chains.step(packed, width, sampled=sampled)
-            self._chains.step(packed, width, sampled=sampled)
-        self.settle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            self._chains.step(packed, width, sampled=sampled)
-        return graph
+    def _record(self, rows: int, pool: tuple[int, int], *, sampled: bool) -> None:
+        for width in (FIRST, NEXT):
+            step = partial(self._chains.step, self._pack[:rows], width, sampled=sampled)
+            self._steps[rows, width, sampled] = self._captured(step, pool)

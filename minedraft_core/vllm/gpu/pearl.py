@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-from vllm.v1.worker.gpu.input_batch import InputBatch
-
 from minedraft_core.vllm.gpu.chain_kernels import mark
+from minedraft_core.vllm.gpu.jobs import DraftJob
 from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
-from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
+from minedraft_core.vllm.gpu.speculator import Outcome, PipelineSpeculator
 
 
 class LookaheadSpeculator(PipelineSpeculator):
@@ -20,15 +18,7 @@ class LookaheadSpeculator(PipelineSpeculator):
         if self._engine is not None:
             self._engine.pace(steps)
 
-    def _pack(
-        self,
-        rows: torch.Tensor,
-        batch: InputBatch,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-    ) -> None:
-        super()._pack(rows, batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
-        mark(rows, batch.idx_mapping, num_rejected, self._states.num_computed_tokens.gpu, self._states.prefill_len.gpu)
+    def _carry(self, job: DraftJob, outcome: Outcome) -> None:
+        assert self._engine is not None
+        rows, states = self._engine.rows(job.slot, job.num_reqs), self._states
+        mark(rows, outcome.batch.idx_mapping, outcome.num_rejected, states.num_computed_tokens.gpu, states.prefill_len.gpu)

@@ -189,7 +189,7 @@ class PipelineSpeculator(BaseSpeculator):
                 if input_batch.has_prefill:
                     prompt = self._prompt(outcome)
                 rows = self._engine.rows(job.slot, job.num_reqs)
-                self._pack(rows, input_batch, num_sampled, num_rejected, last_sampled, temperature, seeds)
+                self._pack(rows, outcome, temperature, seeds)
                 self._carry(job, outcome)
                 self._engine.start(job, prompt, drafts=drafts)
             except Exception as error:  # noqa: BLE001 -- whatever ails the drafter, the target goes on
@@ -208,26 +208,18 @@ class PipelineSpeculator(BaseSpeculator):
                 logger.warning("The drafter did not end in order: %s", error)
         self._engine = None
 
-    def _pack(
-        self,
-        rows: torch.Tensor,
-        batch: InputBatch,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-    ) -> None:
+    def _pack(self, rows: torch.Tensor, outcome: Outcome, temperature: torch.Tensor, seeds: torch.Tensor) -> None:
         assert self._table is not None
+        batch = outcome.batch
         pack(
             rows,
             batch.num_reqs,
             batch.idx_mapping,
             batch.query_start_loc,
             batch.input_ids,
-            num_sampled,
-            num_rejected,
-            last_sampled,
+            outcome.num_sampled,
+            outcome.num_rejected,
+            outcome.last_sampled,
             self._states.num_computed_tokens.gpu,
             temperature,
             seeds,
@@ -235,7 +227,7 @@ class PipelineSpeculator(BaseSpeculator):
         )
 
     def _carry(self, job: DraftJob, outcome: Outcome) -> None:
-        """What travels with a job beside its rows: nothing, for a model that knows tokens alone."""
+        """What a job has beside the rows of `pack`: nothing, for a model that knows tokens alone."""
 
     def _prompt(self, outcome: Outcome) -> Prompt:
         """Copies of what the target ran: its buffers are filled anew before the drafter has read them."""

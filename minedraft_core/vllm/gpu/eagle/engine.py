@@ -64,22 +64,9 @@ class EagleEngine(DraftEngine):
     def _run_prompt(self, prompt: Prompt, num_reqs: int) -> None:
         assert isinstance(prompt, EaglePrompt)
 
-        def here(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(self._device, non_blocking=True)
-
-        longest = self._shape.max_len
-        positions = here(prompt.positions)
-        self._model.states(
-            here(prompt.ids).clamp(0, self._model.vocab_size - 1),
-            positions.clamp(max=longest - 1),
-            self._model.combine(here(prompt.hidden)),
-            torch.where(positions < longest, here(prompt.slots), -1),
-            here(prompt.query_start_loc),
-            here(prompt.seq_lens),
-            self._table(num_reqs),
-            prompt.max_query_len,
-            prompt.max_seq_len,
-        )
+        ids, positions, slots, starts, seq_lens = self._prompt_inputs(prompt)
+        hidden, table = self._model.combine(self._here(prompt.hidden)), self._table(num_reqs)
+        self._model.states(ids, positions, hidden, slots, starts, seq_lens, table, prompt.max_query_len, prompt.max_seq_len)
 
     def _draft(self, rows: int, *, sampled: bool) -> None:
         """Enqueue a whole draft on the current stream."""

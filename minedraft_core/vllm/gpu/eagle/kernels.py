@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minedraft_core.vllm.gpu.kernels import PAD_SLOT
+from minedraft_core.vllm.gpu.kernels import slot_at, slots_of
 
 _BLOCK = 1024
 _COUNT = 5
@@ -198,12 +198,11 @@ def _first_rows_kernel(
     inside = place < LENGTH
     position = last - (LENGTH - 1) + place
     known = inside & (place >= LENGTH - count) & (position < MAX_LEN)
-    block = tl.load(pack + base + 8 + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
     token = tl.load(pack + base + column + place, mask=inside, other=0)
     out = row * LENGTH + place
     tl.store(ids + out, tl.minimum(tl.maximum(token, 0), vocab_size - 1), mask=inside)
     tl.store(positions + out, tl.minimum(tl.maximum(position, 0), MAX_LEN - 1).to(tl.int64), mask=inside)
-    tl.store(slots + out, tl.where(known, block * BLOCK_SIZE + position % BLOCK_SIZE, -1), mask=inside)
+    tl.store(slots + out, slot_at(pack + base, position, known, BLOCK_SIZE), mask=inside)
     tl.store(seq_lens + row, tl.minimum(last + 1, MAX_LEN))
     tl.store(temperature + row, tl.load(pack_float + base + 4))
     tl.store(seeds + row, tl.load(pack_long + base // 2 + 3))
@@ -266,11 +265,10 @@ def first_rows_reference(
     requests, places = packed.shape[0], torch.arange(length, device=packed.device)
     last, count = packed[:, 2].long(), packed[:, _COUNT]
     place = last[:, None] - (length - 1) + places
-    known = (places >= length - count[:, None]) & (place < max_len)
-    blocks = packed.gather(1, torch.where(known, place // block_size, 0) + 8).long()
+    known = places >= length - count[:, None]
     ids[: length * requests] = packed[:, column : column + length].clamp(0, vocab_size - 1).flatten()
     positions[: length * requests] = place.clamp(0, max_len - 1).flatten()
-    slots[: length * requests] = torch.where(known, blocks * block_size + place % block_size, PAD_SLOT).flatten()
+    slots[: length * requests] = slots_of(packed, place, known, block_size, max_len).flatten()
     seq_lens[:requests] = (last + 1).clamp(max=max_len)
     temperature[:requests] = packed.view(torch.float32)[:, 4]
     seeds[:requests] = packed.view(torch.int64)[:, 3]
