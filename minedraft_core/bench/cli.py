@@ -19,7 +19,7 @@ from rich.console import Console
 from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
-from minedraft_core.bench.runner import Engine, run_benchmark
+from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.embedded import EmbeddedModelError, prepare
 
@@ -46,7 +46,9 @@ def bench_engine(
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
-    json_file: Annotated[Path | None, typer.Option("--json", help="File that gets the rows.", show_default=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File that gets the rows, after each engine.", show_default=False)
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Target model; without one, the embedded model.", show_default=False)] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model; the embedded target brings its own.", show_default=False)] = None,
     method: Annotated[
@@ -112,18 +114,16 @@ def bench_engine(
         )
         if json_file is not None:
             json_file.touch()
-        device, rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console)
+        rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console, json_file)
     except (ConfigError, EmbeddedModelError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(_USAGE_ERROR) from None
     show(table(plan, rows))
-    if json_file is not None:
-        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-        gpus = max((row.gpus for row in rows), default=0)
-        BenchmarkFile(device=device, gpus=gpus, versions=versions(), command=command, definitions=DEFINITIONS, rows=rows).write(json_file)
 
 
-def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console) -> tuple[str, list[Row]]:
+def _measure(
+    plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console, json_file: Path | None
+) -> list[Row]:
     end_on_sigterm()
     quiet_engine()
     # vLLM takes seconds to import.
@@ -135,9 +135,21 @@ def _measure(plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags:
     def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
         return native_engine(args, config) if arm.native else start_engine(args, config)
 
+    def rows(found: Found) -> list[Row]:
+        return rows_of(plan, found, args.tensor_parallel_size if on_gpus() else 0)
+
+    def keep(found: Found) -> None:
+        if json_file is not None:
+            _write(json_file, device_name(), rows(found))
+
     with tempfile.TemporaryDirectory(prefix="minedraft-bench-") as folder, console.status("") as status:
-        figures = run_benchmark(plan, texts, start, Path(folder, "recordings.json"), status.update)
-    return device_name(), rows_of(plan, figures, args.tensor_parallel_size if on_gpus() else 0)
+        return rows(run_benchmark(plan, texts, start, Path(folder, "recordings.json"), status.update, keep))
+
+
+def _write(path: Path, device: str, rows: list[Row]) -> None:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    gpus = max((row.gpus for row in rows), default=0)
+    BenchmarkFile(device=device, gpus=gpus, versions=versions(), command=command, definitions=DEFINITIONS, rows=rows).write(path)
 
 
 def quiet_engine() -> None:

@@ -46,11 +46,17 @@ Start = Callable[[Arm, PipelineConfig], AbstractContextManager[Engine]]
 Tell = Callable[[str], None]
 """Takes a line on what is being done."""
 
+Found = dict[tuple[Arm, int], Figures]
+"""Figures by arm and concurrency."""
 
-def run_benchmark(plan: Plan, texts: Sequence[str], start: Start, recordings: Path, tell: Tell) -> dict[tuple[Arm, int], Figures]:
+
+def run_benchmark(
+    plan: Plan, texts: Sequence[str], start: Start, recordings: Path, tell: Tell, keep: Callable[[Found], None] = lambda _: None
+) -> Found:
     """The figures of every arm at every concurrency.
 
-    `recordings` is where a replay finds what plain decoding wrote. Raises ConfigError where a run is too short to have a steady state.
+    `recordings` is where a replay finds what plain decoding wrote. `keep` gets what there is after each engine, since a later one may not
+    start. Raises ConfigError where a run is too short to have a steady state.
     """
     runs: defaultdict[tuple[Arm, int], list[Run]] = defaultdict(list)
     recorded: list[tuple[list[int], list[int]]] = []
@@ -70,6 +76,7 @@ def run_benchmark(plan: Plan, texts: Sequence[str], start: Start, recordings: Pa
                             runs[arm, concurrency].append(run)
                         if arm.mode is Mode.OFF:
                             recorded += zip(chosen, outputs, strict=True)
+            keep({key: summarise(found) for key, found in runs.items()})
     return {key: summarise(found) for key, found in runs.items()}
 
 

@@ -97,3 +97,20 @@ def test_a_replay_gets_what_plain_decoding_wrote(tmp_path: Path) -> None:
 def test_runs_without_a_steady_state_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="raise --max-tokens"):
         measure(tmp_path, max_tokens=2)
+
+
+def test_an_engine_that_does_not_start_leaves_what_the_ones_before_it_gave(tmp_path: Path) -> None:
+    kept: list[dict[tuple[Arm, int], Figures]] = []
+
+    @contextmanager
+    def start(arm: Arm, config: PipelineConfig) -> Iterator[RuleEngine]:
+        if arm.mode is Mode.PARALLEL:
+            raise ConfigError("no room for it")
+        with starter([])(arm, config) as engine:
+            assert isinstance(engine, RuleEngine)
+            yield engine
+
+    made = plan(arms=arms_of(["off", "sequential", "parallel"], CORES), concurrency=(1,), max_tokens=6)
+    with pytest.raises(ConfigError, match="no room for it"):
+        run_benchmark(made, TEXTS, start, tmp_path / "recordings", lambda line: None, kept.append)
+    assert [[arm.name for arm, _ in found] for found in kept] == [["off"], ["off", ALL_CORES], ["off", ALL_CORES, "sequential"]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tests.gpu.check as package
 from minedraft_core.vllm.args import runs_on_cpu
-from tests.gpu.check import basics, features, findings, pearl, sampling, soak, switch
+from tests.gpu.check import basics, features, findings, pearl, sampling, soak, sweep, switch
 
-MODULES = (basics, pearl, features, sampling, switch, soak)
+MODULES = (basics, sweep, pearl, features, sampling, switch, soak)
 STAGES = {
     name.removeprefix("stage_"): function
     for module in MODULES
@@ -37,11 +37,14 @@ def main() -> None:
     parser.add_argument("--concurrency", type=integers, default=[8, 32])
     parser.add_argument("--method", choices=("draft_model", "eagle", "eagle3"))
     parser.add_argument("--length", type=float, default=3.0)
+    parser.add_argument("--depths", type=integers, default=[1, 2, 3, 4, 5], help="draft lengths of the stage sweep")
+    parser.add_argument("--probability", type=float, default=0.75, help="that a draft is right, in the stage sweep")
     parser.add_argument("--compiled-drafter", action="store_true")
     parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
     parser.add_argument("--steps-ahead", type=int, help="of pearl; without it as many as the times allow")
     parser.add_argument("--samples", type=int, default=2000, help="of each prompt and temperature, in the stage sampling")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of the stage soak")
+    parser.add_argument("--soaked", type=lambda text: text.split(","), default=["parallel", "pearl"], help="modes of the stage soak")
+    parser.add_argument("--minutes", type=float, default=9.0, help="of each mode, in the stage soak")
     parser.add_argument("--json", type=Path, help="file that gets findings, figures, versions and the cards")
     parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
     arguments = parser.parse_args()

@@ -294,8 +294,6 @@ def stage_acceptance(arguments) -> None:
 
 
 def stage_tetris(arguments) -> None:
-    runs = [(f"{mode}-tetris", device, ()) for mode, device in itertools.product(("sequential", "parallel"), arguments.devices)]
-    _compare(arguments, arguments.target, arguments.draft, runs)
     lengths = {}
     for mode in ("sequential", "sequential-tetris", "parallel", "parallel-tetris"):
         with (
@@ -314,6 +312,8 @@ def stage_tetris(arguments) -> None:
             if mode.endswith("-tetris"):
                 say(most == half_of_a_batch(arguments, mode), f"{mode}: {most} of {half_of_a_batch(arguments, mode)} drafts verified")
                 say(lengths[mode] > 0.7 * lengths[mode.removesuffix("-tetris")], f"{mode}: what half of the verification accepts")
+    runs = [(f"{mode}-tetris", device, ()) for mode, device in itertools.product(("sequential", "parallel"), arguments.devices)]
+    _compare(arguments, arguments.target, arguments.draft, runs)
 
 
 def _tools() -> SimpleNamespace:

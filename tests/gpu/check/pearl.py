@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,22 @@ def shares(records) -> tuple[int, int, int]:
 
 
 def stage_pearl(arguments) -> None:
+    with _models(arguments) as (target, shallow):
+        _twins(arguments, target)
+        for device in arguments.devices:
+            _compare(arguments, target, shallow, [("pearl", device, ())])
+        if not runs_on_cpu():
+            _waiting(arguments, target)
+
+
+def stage_lookahead(arguments) -> None:
+    with _models(arguments) as (target, shallow):
+        _rounds(arguments, target, {ALWAYS: arguments.target, "now and then right": shallow})
+
+
+@contextmanager
+def _models(arguments):
+    """A target as slow as a large one, and a drafter with its tokens now and then."""
     with tempfile.TemporaryDirectory() as folder:
         deep, shallow = Path(folder) / "deep", Path(folder) / "shallow"
         for path in (deep, shallow):
@@ -61,12 +78,7 @@ def stage_pearl(arguments) -> None:
         target = deepen(Path(arguments.target), deep, 2 if runs_on_cpu() else DEPTH)
         layers = json.loads((Path(arguments.target) / "config.json").read_text())["num_hidden_layers"]
         truncate_layers(Path(arguments.target), shallow, layers * 4 // 5)
-        _twins(arguments, target)
-        _rounds(arguments, target, {ALWAYS: arguments.target, "now and then right": str(shallow)})
-        for device in arguments.devices:
-            _compare(arguments, target, str(shallow), [("pearl", device, ())])
-        if not runs_on_cpu():
-            _waiting(arguments, target)
+        yield target, str(shallow)
 
 
 def _twins(arguments, target: str) -> None:

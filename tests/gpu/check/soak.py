@@ -24,7 +24,7 @@ GROWTH_MB = 300  # of the host's memory, at most, records of the passes included
 
 
 def stage_soak(arguments) -> None:
-    for mode in ("parallel", "pearl"):
+    for mode in arguments.soaked:
         extra = (*quick(), *(TIGHT[:2] if runs_on_cpu() else TIGHT))
         target, draft, device = arguments.target, arguments.draft, arguments.devices[0]
         with attempt(mode), engine(arguments, target, draft, mode, device, CONCURRENCY, *extra, max_model_len=1024) as running:
@@ -33,7 +33,7 @@ def stage_soak(arguments) -> None:
 
 async def _soaked(running, arguments, mode: str) -> None:
     began = time.monotonic()
-    end = began + 60 * arguments.minutes / 2
+    end = began + 60 * arguments.minutes
     state = {"asked": 0, "aborted": 0, "wrong": []}
     prompts = running.tokenize(read_prompts())
     workers = [asyncio.create_task(_client(running, prompts, number, end, state)) for number in range(CONCURRENCY + 8)]
@@ -53,7 +53,7 @@ async def _soaked(running, arguments, mode: str) -> None:
     grown = after["host_mb"] - before["host_mb"]
     say(grown <= GROWTH_MB, f"{mode}: memory {before} at the start, {after} at the end")
     say(after["cards_mb"] == before["cards_mb"] or None, f"{mode}: the cards' memory at the start and at the end")
-    figure(mode=mode, minutes=arguments.minutes / 2, before=before, after=after, **{name: state[name] for name in ("asked", "aborted")})
+    figure(mode=mode, minutes=arguments.minutes, before=before, after=after, **{name: state[name] for name in ("asked", "aborted")})
     _drift(mode, records)
 
 

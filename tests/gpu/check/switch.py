@@ -39,7 +39,7 @@ def stage_switch(arguments) -> None:
         with attempt(mode):
             with engine(arguments, arguments.target, arguments.draft, mode, device, BATCH, *quick()) as running:
                 outputs, given = running._runner.run(_under_orders(running, prompts, orders(mode, arguments.k)))
-                records = list(running._records)
+                records = running.take_records(len(prompts) * TOKENS)
             _judge(mode, [output.outputs[0] for output in outputs], plain, given, records)
 
 
