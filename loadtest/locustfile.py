@@ -23,9 +23,9 @@ from loadtest.recorder import Recorder
 from loadtest.results import lines_of, make_results, write_samples
 from loadtest.users import LoadUser, Session, users_of
 from minedraft_core.config import ConfigError
+from minedraft_core.errors import USAGE_ERROR, error_line
 
 _LOG = logging.getLogger("minedraft.loadtest")
-_USAGE_ERROR = 2
 _MISSED = 1
 _SPAWN_RATE = 100.0
 
@@ -78,7 +78,7 @@ class Outputs:
                 write_samples(Path(self._options.samples), recorder.samples)
         except OSError as error:
             _LOG.error("%s cannot be written: %s", error.filename, error.strerror)
-            self._environment.process_exit_code = _USAGE_ERROR
+            self._environment.process_exit_code = USAGE_ERROR
         if self._options.csv_prefix:
             # Locust writes its tables once a second, and not at the end.
             gevent.sleep(1.2 * stats.CSV_STATS_INTERVAL_SEC)
@@ -108,8 +108,8 @@ def prepare(environment: Environment, **_: Any) -> None:
             if name is not None:
                 Path(name).touch()
     except (ConfigError, OSError) as error:
-        _LOG.error("error: %s", error)
-        sys.exit(_USAGE_ERROR)
+        _LOG.error(error_line(error))
+        sys.exit(USAGE_ERROR)
     environment.user_classes = users_of(session)
     if plan.stages:
         environment.shape_class = shapes.StagedShape(plan.stages, options.spawn_rate or _SPAWN_RATE)

@@ -19,7 +19,7 @@ from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
 from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
-from minedraft_core.embedded import EmbeddedModelError
+from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.catalogue import Experiment, ModeName, Variant, VariantName, catalogue
 from minedraft_core.experiments.grid import Cell, Session, cells_of, sessions_of
 from minedraft_core.experiments.listing import show_list, show_plan
@@ -33,7 +33,6 @@ from minedraft_core.report.arms import measured
 from minedraft_core.report.cli import check_extra, make_report, show
 from minedraft_core.report.reading import read_traces
 
-_USAGE_ERROR = 2
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
 _MODES: tuple[ModeName, ...] = ("parallel", "sequential", "pearl", "native", "off")
@@ -79,7 +78,7 @@ def experiment(
 ) -> None:
     """Run a published experiment, or the one of its variants that this machine can run, and report on it. Finished arms are skipped."""
     console = Console(stderr=True, soft_wrap=True)
-    try:
+    with errors_in_one_line():
         known = catalogue()
         if list_all or name is None:
             show_list(known)
@@ -111,9 +110,6 @@ def experiment(
             # A session under the profiler is a child of the run that holds the folder.
             with nullcontext() if asked.session else _store(one, asked).held():
                 ran.append(_run(one, asked, console))
-    except (ConfigError, EmbeddedModelError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(_USAGE_ERROR) from None
     if not all(ran):
         raise typer.Exit(_NOTHING_RAN)
 
