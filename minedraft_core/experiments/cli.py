@@ -36,7 +36,9 @@ from minedraft_core.report.reading import read_traces
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
 _MODES: tuple[ModeName, ...] = ("parallel", "sequential", "pearl", "native", "off")
-_PERCENT = typer.Option(min=0.01, max=100, help="Percent, of memory used or of time busy, below which a GPU counts as free.")
+_PERCENT = typer.Option(
+    min=0.01, max=100, help="Percent, of memory used or of time busy, below which a GPU counts as free; else 1.", show_default=False
+)
 _SHIPPED = "shipped"
 _VARIANTS: tuple[VariantName, ...] = ("paper", "synthetic", "cpu")
 
@@ -71,9 +73,11 @@ def experiment(
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     wait_for_gpus: Annotated[int | None, typer.Option(min=1, help="Wait until so many GPUs are free.", show_default=False)] = None,
-    wait_for_gpus_memory: Annotated[float, _PERCENT] = 1.0,
-    wait_for_gpus_utilization: Annotated[float, _PERCENT] = 1.0,
-    wait_for_gpus_interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the GPUs.")] = 60.0,
+    wait_for_gpus_memory: Annotated[float | None, _PERCENT] = None,
+    wait_for_gpus_utilization: Annotated[float | None, _PERCENT] = None,
+    wait_for_gpus_interval: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds between two looks at the GPUs; else 60.", show_default=False)
+    ] = None,
     session: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a published experiment, or the one of its variants that this machine can run, and report on it. Finished arms are skipped."""
@@ -84,6 +88,7 @@ def experiment(
             show_list(known)
             return
         chosen, modes = _chosen(known, name, mode)
+        free_gpus = FreeGpus.of_flags(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
         asked = Asked(
             modes=modes,
             variant=_variant(variant),
@@ -101,9 +106,8 @@ def experiment(
         _check_device(asked.variant)
         if asked.report:
             check_extra()
-        if wait_for_gpus is not None:
-            wanted = FreeGpus(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
-            take_gpus(wanted, os.environ, lambda line: console.print(line, highlight=False))
+        if free_gpus is not None:
+            take_gpus(free_gpus, os.environ, lambda line: console.print(line, highlight=False))
         end_on_sigterm()
         ran = []
         for one in chosen:

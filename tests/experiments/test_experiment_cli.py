@@ -54,6 +54,8 @@ def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
         (["experiment_1", "--dataset", "jokes"], "--dataset: this variant has no prompts called jokes; give one of shipped"),
         (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is no core"),
         (["experiment_1", "--wait-for-gpus", "5"], "--wait-for-gpus: this installation is for CPUs"),
+        (["experiment_1", "--wait-for-gpus-memory", "5"], "--wait-for-gpus-memory needs --wait-for-gpus: name how many"),
+        (["experiment_1", "--wait-for-gpus-interval", "5", "--dry-run"], "--wait-for-gpus-interval needs --wait-for-gpus: name how many"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, arguments: list[str], message: str) -> None:
