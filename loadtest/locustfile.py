@@ -45,13 +45,24 @@ def three_digits(value: float) -> float:
 
 
 class Outputs:
-    """Writes what a test found when it has ended, and sets the exit code."""
+    """Empties the files when a test begins, writes what it found when it has ended, and sets the exit code."""
 
     def __init__(self, environment: Environment, options: Namespace, plan: Plan, recorder: Recorder) -> None:
         self._environment = environment
+        self._files = [Path(name) for name in (options.results, options.samples) if name is not None]
         self._options = options
         self._plan = plan
         self._recorder = recorder
+
+    def check(self) -> None:
+        """Raise OSError for a file that cannot be written; what it holds stays until a test begins."""
+        for path in self._files:
+            path.touch()
+
+    def empty(self, **_: Any) -> None:
+        """Leave nothing of an earlier test, so that its figures are not taken for those of a test that was killed."""
+        for path in self._files:
+            path.write_bytes(b"")
 
     def stop(self, **_: Any) -> None:
         """Stop the test if it still runs."""
@@ -104,9 +115,8 @@ def prepare(environment: Environment, **_: Any) -> None:
         session = Session(plan, prompts, key, recorder, clock)
         if options.headless:
             session.meet(environment.host or LoadUser.host)
-        for name in (options.results, options.samples):
-            if name is not None:
-                Path(name).touch()
+        outputs = Outputs(environment, options, plan, recorder)
+        outputs.check()
     except (ConfigError, OSError) as error:
         _LOG.error(error_line(error))
         sys.exit(USAGE_ERROR)
@@ -114,7 +124,7 @@ def prepare(environment: Environment, **_: Any) -> None:
     if plan.stages:
         environment.shape_class = shapes.StagedShape(plan.stages, options.spawn_rate or _SPAWN_RATE)
         environment.shape_class.runner = runner
-    outputs = Outputs(environment, options, plan, recorder)
+    environment.events.test_start.add_listener(outputs.empty)
     environment.events.test_start.add_listener(session.begin)
     environment.events.test_stop.add_listener(outputs.write)
     # A test that a signal ends has to stop before Locust reads the exit code.
