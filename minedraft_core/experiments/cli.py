@@ -6,7 +6,7 @@ import difflib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,22 +100,27 @@ def experiment(
             report=report and session is None,
         )
         if dry_run:
-            for one in chosen:
-                show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked))
-            return
-        _check_device(asked.variant)
-        if asked.report:
-            check_extra()
-        if free_gpus is not None:
-            take_gpus(free_gpus, os.environ, lambda line: console.print(line, highlight=False))
-        end_on_sigterm()
-        ran = []
-        for one in chosen:
-            # A session under the profiler is a child of the run that holds the folder.
-            with nullcontext() if asked.session else _store(one, asked).held():
-                ran.append(_run(one, asked, console))
+            ran = [show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked)) for one in chosen]
+        else:
+            ran = _run_all(chosen, asked, free_gpus, console)
     if not all(ran):
         raise typer.Exit(_NOTHING_RAN)
+
+
+def _run_all(chosen: Sequence[Experiment], asked: Asked, free_gpus: FreeGpus | None, console: Console) -> list[bool]:
+    """Run experiments; whether any arm of each has a trace."""
+    _check_device(asked.variant)
+    if asked.report:
+        check_extra()
+    if free_gpus is not None:
+        take_gpus(free_gpus, os.environ, lambda line: console.print(line, highlight=False))
+    end_on_sigterm()
+    ran = []
+    for one in chosen:
+        # A session under the profiler is a child of the run that holds the folder.
+        with nullcontext() if asked.session else _store(one, asked).held():
+            ran.append(_run(one, asked, console))
+    return ran
 
 
 def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:
