@@ -5,32 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from minedraft_core.config import ConfigError
+from minedraft_core.errors import errors_in_one_line
 
-_USAGE_ERROR = 2
 _WAIT_SECONDS = "60"
 
 loadtest_app = typer.Typer(help="Load tests of a running server, with Locust.", no_args_is_help=True)
 datasets_app = typer.Typer(help="Published prompts in one format.", no_args_is_help=True)
 Name = Literal["sharegpt", "arena", "spec_bench", "tough"]
-
-
-@contextmanager
-def _one_message() -> Iterator[None]:
-    """Turn a fault into its message and exit code 2."""
-    try:
-        yield
-    except (ConfigError, OSError) as error:
-        message = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        typer.echo(f"error: {message}", err=True)
-        raise typer.Exit(_USAGE_ERROR) from None
 
 
 def _need(module: str) -> None:
@@ -46,7 +33,7 @@ def _need(module: str) -> None:
 )
 def run_load_test(context: typer.Context) -> None:
     """Hand this process over to Locust."""
-    with _one_message():
+    with errors_in_one_line():
         _need("locust")
     if {"-h", "--help"} & set(context.args):
         from loadtest.arguments import flags_help
@@ -67,7 +54,7 @@ def compare_runs(
     png: Annotated[Path | None, typer.Option(help="The graphs alone.", show_default=False)] = None,
 ) -> None:
     """Put several runs side by side."""
-    with _one_message():
+    with errors_in_one_line():
         if html is None and png is None:
             raise ConfigError("name what to write: --html FILE, --png FILE, or both")
         _need("matplotlib")
@@ -106,7 +93,7 @@ def convert_dataset(
     """Bring a data set into the common format, from local files or from where it is published."""
     from loadtest.datasets import convert
 
-    with _one_message():
+    with errors_in_one_line():
         manifest = convert(name, file or [], out, revision=revision, min_tokens=min_tokens, tokenizer=tokenizer)
         typer.echo(f"{manifest.prompts} prompts of {manifest.records} records in {out}; licence: {manifest.licence}")
         for reason, count in manifest.left_out.items():
@@ -118,6 +105,6 @@ def check_dataset(out: Annotated[Path, typer.Argument(help="File that convert wr
     """Compare a converted file with its manifest."""
     from loadtest.datasets import check
 
-    with _one_message():
+    with errors_in_one_line():
         manifest = check(out)
         typer.echo(f"{out} is as converted: {manifest.prompts} prompts, sha256 {manifest.sha256}")

@@ -23,9 +23,9 @@ from loadtest.recorder import Recorder
 from loadtest.results import lines_of, make_results, write_samples
 from loadtest.users import LoadUser, Session, users_of
 from minedraft_core.config import ConfigError
+from minedraft_core.errors import USAGE_ERROR, error_line
 
 _LOG = logging.getLogger("minedraft.loadtest")
-_USAGE_ERROR = 2
 _MISSED = 1
 _SPAWN_RATE = 100.0
 
@@ -45,13 +45,24 @@ def three_digits(value: float) -> float:
 
 
 class Outputs:
-    """Writes what a test found when it has ended, and sets the exit code."""
+    """Empties the files when a test begins, writes what it found when it has ended, and sets the exit code."""
 
     def __init__(self, environment: Environment, options: Namespace, plan: Plan, recorder: Recorder) -> None:
         self._environment = environment
+        self._files = [Path(name) for name in (options.results, options.samples) if name is not None]
         self._options = options
         self._plan = plan
         self._recorder = recorder
+
+    def check(self) -> None:
+        """Raise OSError for a file that cannot be written; what it holds stays until a test begins."""
+        for path in self._files:
+            path.touch()
+
+    def empty(self, **_: Any) -> None:
+        """Leave nothing of an earlier test, so that its figures are not taken for those of a test that was killed."""
+        for path in self._files:
+            path.write_bytes(b"")
 
     def stop(self, **_: Any) -> None:
         """Stop the test if it still runs."""
@@ -78,7 +89,7 @@ class Outputs:
                 write_samples(Path(self._options.samples), recorder.samples)
         except OSError as error:
             _LOG.error("%s cannot be written: %s", error.filename, error.strerror)
-            self._environment.process_exit_code = _USAGE_ERROR
+            self._environment.process_exit_code = USAGE_ERROR
         if self._options.csv_prefix:
             # Locust writes its tables once a second, and not at the end.
             gevent.sleep(1.2 * stats.CSV_STATS_INTERVAL_SEC)
@@ -104,17 +115,16 @@ def prepare(environment: Environment, **_: Any) -> None:
         session = Session(plan, prompts, key, recorder, clock)
         if options.headless:
             session.meet(environment.host or LoadUser.host)
-        for name in (options.results, options.samples):
-            if name is not None:
-                Path(name).touch()
+        outputs = Outputs(environment, options, plan, recorder)
+        outputs.check()
     except (ConfigError, OSError) as error:
-        _LOG.error("error: %s", error)
-        sys.exit(_USAGE_ERROR)
+        _LOG.error(error_line(error))
+        sys.exit(USAGE_ERROR)
     environment.user_classes = users_of(session)
     if plan.stages:
         environment.shape_class = shapes.StagedShape(plan.stages, options.spawn_rate or _SPAWN_RATE)
         environment.shape_class.runner = runner
-    outputs = Outputs(environment, options, plan, recorder)
+    environment.events.test_start.add_listener(outputs.empty)
     environment.events.test_start.add_listener(session.begin)
     environment.events.test_stop.add_listener(outputs.write)
     # A test that a signal ends has to stop before Locust reads the exit code.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from minedraft_core.config import ConfigError
 
@@ -38,6 +38,25 @@ class FreeGpus:
         """Raise ConfigError for limits that are no numbers: nothing would ever be free."""
         if not all(map(math.isfinite, (self.memory_percent, self.utilisation_percent, self.interval))):
             raise ConfigError("--wait-for-gpus-memory, --wait-for-gpus-utilization and --wait-for-gpus-interval need finite numbers")
+
+    @classmethod
+    def of_flags(cls, count: int | None, memory: float | None, utilization: float | None, interval: float | None) -> Self | None:
+        """What the flags `--wait-for-gpus*` ask for; None where the start waits for no GPU.
+
+        Raises ConfigError for limits that then say nothing.
+        """
+        limits = {"memory": memory, "utilization": utilization, "interval": interval}
+        given = [f"--wait-for-gpus-{name}" for name, value in limits.items() if value is not None]
+        if count is not None:
+            return cls(
+                count,
+                memory_percent=cls.memory_percent if memory is None else memory,
+                utilisation_percent=cls.utilisation_percent if utilization is None else utilization,
+                interval=cls.interval if interval is None else interval,
+            )
+        if given:
+            raise ConfigError(f"{given[0]} needs --wait-for-gpus: name how many GPUs to wait for, or remove {' and '.join(given)}")
+        return None
 
 
 ReadUse = Callable[[], Sequence[GpuUse]]

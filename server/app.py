@@ -26,7 +26,7 @@ from server.engine import Engine
 from server.errors import APIError
 from server.lifecycle import Lifecycle
 from server.limits import KeyLimits
-from server.middleware import REQUEST_ID_HEADER, ApiKeys, CrossOrigin, RequestContext
+from server.middleware import REQUEST_ID_HEADER, ApiKeys, CrossOrigin, Faults, RequestContext
 from server.observation import Report, ignore
 from server.prompts import PromptReader
 from server.protocol import CompletionRequest
@@ -110,6 +110,7 @@ def _add_middleware(app: FastAPI, settings: Settings, counter: RequestCounter) -
         keys = [key.get_secret_value() for key in settings.api_key]
         open_paths = ["/health", "/ping", *(["/metrics"] if settings.metrics_open else [])]
         app.add_middleware(ApiKeys, keys=keys, open_paths=open_paths, pages=dashboard.PATHS)
+    app.add_middleware(Faults)
     if settings.cors_allow_origins:
         app.add_middleware(
             CrossOrigin,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +12,10 @@ import typer
 
 from loadtest.cli import datasets_app, loadtest_app
 from minedraft_core.bench.cli import bench_app
-from minedraft_core.config import ConfigError
-from minedraft_core.embedded import EmbeddedModelError, faults, locate, prepare
+from minedraft_core.embedded import faults, locate, prepare
+from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.cli import experiment
 from minedraft_core.report.cli import trace_app
-
-_USAGE_ERROR = 2
 
 app = typer.Typer(
     name="minedraft",
@@ -45,18 +41,6 @@ CacheDir = Annotated[
 ]
 
 
-@contextmanager
-def _one_message() -> Iterator[None]:
-    """Turn a fault of the start into its message and exit code 2."""
-    try:
-        yield
-    except (ConfigError, EmbeddedModelError, OSError) as error:
-        # An OSError with a second argument carries the message there; its str adds the number.
-        message = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        typer.echo(f"error: {message}", err=True)
-        raise typer.Exit(_USAGE_ERROR) from None
-
-
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     add_help_option=False,
@@ -73,7 +57,7 @@ def serve(context: typer.Context) -> None:
         parser.epilog = "All of vLLM's engine flags are taken too; list them with: minedraft serve --help-engine"
         typer.echo(parser.format_help())
         return
-    with _one_message():
+    with errors_in_one_line():
         if "--help-engine" in arguments:
             from server.launch import serve_parser
 
@@ -135,7 +119,7 @@ def prepare_models(
     cache_dir: CacheDir = None,
 ) -> None:
     """Make the embedded model and its drafter ready, and print where they are."""
-    with _one_message():
+    with errors_in_one_line():
         models = prepare(cache_dir, verify=verify)
     typer.echo(models.target)
     typer.echo(models.draft)

@@ -29,7 +29,7 @@ _BAD_ID = bad_request(f"{REQUEST_ID_HEADER} may hold 1 to 128 letters, digits an
 
 
 class RequestContext:
-    """Gives every request an id and a tally, counts and logs it when it ends, and turns what nobody caught into a 500."""
+    """Gives every request an id and a tally, and counts and logs it when it ends."""
 
     def __init__(self, app: ASGIApp, *, counter: RequestCounter, access_log: bool) -> None:
         self._app = app
@@ -45,7 +45,8 @@ class RequestContext:
         valid = given is None or _REQUEST_ID.fullmatch(given) is not None
         request_id = given.decode() if given is not None and valid else uuid.uuid4().hex
         tally = Tally()
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "own_id": given is None, "tally": tally}
+        own = {"request_id": request_id, "own_id": given is None, "bad_id": not valid, "tally": tally}
+        scope["state"] = {**scope.get("state", {}), **own}
         started = time.monotonic()
         status = CLIENT_CLOSED
 
@@ -56,17 +57,39 @@ class RequestContext:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
             await send(message)
 
-        app = self._app if valid else _BAD_ID.response()
         try:
-            await app(scope, receive, send_with_id)
-        except Exception as error:
-            if status != CLIENT_CLOSED:
-                raise
-            await from_engine(error).response()(scope, receive, send_with_id)
+            await self._app(scope, receive, send_with_id)
         finally:
             self._counter.count(scope, status)
             if self._access_log:
                 _log(scope, status, time.monotonic() - started, request_id, tally)
+
+
+class Faults:
+    """Refuses a request whose id is no good, and turns what nobody caught into a 500: inside CORS, so that pages can read these too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        app = _BAD_ID.response() if scope["state"]["bad_id"] else self._app
+        try:
+            await app(scope, receive, noting_send)
+        except Exception as error:
+            if answered:
+                raise
+            await from_engine(error).response()(scope, receive, send)
 
 
 class CrossOrigin(CORSMiddleware):

@@ -177,11 +177,13 @@ class Settings(BaseSettings):
     wait_for_gpus: int | None = Field(
         default=None, ge=1, description="hold the start until so many GPUs are free, at least 1, and use these; none: start at once"
     )
-    wait_for_gpus_memory: Percent = Field(default=1.0, description="percent of its memory below which a GPU counts as free, above 0 to 100")
-    wait_for_gpus_utilization: Percent = Field(
-        default=1.0, description="percent of the time below which a GPU counts as free, above 0 to 100"
+    wait_for_gpus_memory: Percent | None = Field(
+        default=None, description="percent of its memory below which a GPU counts as free, above 0 to 100; none: 1"
     )
-    wait_for_gpus_interval: Seconds = Field(default=60.0, description="seconds between two looks at the GPUs, above 0")
+    wait_for_gpus_utilization: Percent | None = Field(
+        default=None, description="percent of the time below which a GPU counts as free, above 0 to 100; none: 1"
+    )
+    wait_for_gpus_interval: Seconds | None = Field(default=None, description="seconds between two looks at the GPUs, above 0; none: 60")
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
@@ -195,14 +197,13 @@ class Settings(BaseSettings):
         for name in ("max_concurrent_per_key", "max_requests_per_minute_per_key"):
             if getattr(self, name) is not None and not self.api_key and self.api_key_file is None:
                 raise ValueError(f"{flag(name)} needs --api-key or --api-key-file")
+        _ = self.free_gpus  # raises where limits are given without a number of GPUs
         return self
 
     @property
     def free_gpus(self) -> FreeGpus | None:
-        """The GPUs to wait for, None where the start waits for none."""
-        if self.wait_for_gpus is None:
-            return None
-        return FreeGpus(self.wait_for_gpus, self.wait_for_gpus_memory, self.wait_for_gpus_utilization, self.wait_for_gpus_interval)
+        """The GPUs to wait for, None where the start waits for none. Raises ConfigError for limits that then say nothing."""
+        return FreeGpus.of_flags(self.wait_for_gpus, self.wait_for_gpus_memory, self.wait_for_gpus_utilization, self.wait_for_gpus_interval)
 
     @property
     def drafter(self) -> DrafterConfig:

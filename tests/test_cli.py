@@ -6,8 +6,12 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from minedraft_core.config import ConfigError
+from minedraft_core.embedded import EmbeddedModelError
+from minedraft_core.errors import errors_in_one_line
 from server.cli import app
 from server.settings import Settings, flag
 
@@ -61,6 +65,28 @@ def test_fault_of_the_start_is_one_message_and_code_2(arguments: list[str]) -> N
     assert result.output.startswith("error: ")
     assert "Traceback" not in result.output
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConfigError("--port: choose another"), "error: --port: choose another\n"),
+        (EmbeddedModelError("the folder is damaged"), "error: the folder is damaged\n"),
+        (FileNotFoundError(2, "No such file or directory", "/no/such/file"), "error: /no/such/file: No such file or directory\n"),
+        (OSError(98, "cannot listen on [::1]:80"), "error: cannot listen on [::1]:80\n"),
+        (OSError("no number"), "error: no number\n"),
+    ],
+)
+def test_errors_are_told_in_one_line(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, errors_in_one_line():
+        raise error
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == line
+
+
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError), errors_in_one_line():
+        raise KeyError
 
 
 def test_unknown_flag_is_refused_before_anything_loads() -> None:

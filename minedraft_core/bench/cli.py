@@ -21,9 +21,9 @@ from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
-from minedraft_core.embedded import EmbeddedModelError, prepare
+from minedraft_core.embedded import prepare
+from minedraft_core.errors import errors_in_one_line
 
-_USAGE_ERROR = 2
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 bench_app = typer.Typer(help="Measure an engine.", no_args_is_help=True)
@@ -87,7 +87,7 @@ def bench_engine(
 ) -> None:
     """Compare modes on one engine after the other; all other flags go to vLLM's engine."""
     console = Console(stderr=True)
-    try:
+    with errors_in_one_line():
         target, drafter = _models(model, draft)
         arms = _arms(_listed(modes), target_cores, drafter_cores)
         _check_acceptance(acceptance, acceptance_length)
@@ -115,9 +115,6 @@ def bench_engine(
         if json_file is not None:
             json_file.touch()
         rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console, json_file)
-    except (ConfigError, EmbeddedModelError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(_USAGE_ERROR) from None
     show(table(plan, rows))
 
 

@@ -6,7 +6,7 @@ import difflib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
 from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
-from minedraft_core.embedded import EmbeddedModelError
+from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.catalogue import Experiment, ModeName, Variant, VariantName, catalogue
 from minedraft_core.experiments.grid import Cell, Session, cells_of, sessions_of
 from minedraft_core.experiments.listing import show_list, show_plan
@@ -33,11 +33,12 @@ from minedraft_core.report.arms import measured
 from minedraft_core.report.cli import check_extra, make_report, show
 from minedraft_core.report.reading import read_traces
 
-_USAGE_ERROR = 2
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
 _MODES: tuple[ModeName, ...] = ("parallel", "sequential", "pearl", "native", "off")
-_PERCENT = typer.Option(min=0.01, max=100, help="Percent, of memory used or of time busy, below which a GPU counts as free.")
+_PERCENT = typer.Option(
+    min=0.01, max=100, help="Percent, of memory used or of time busy, below which a GPU counts as free; else 1.", show_default=False
+)
 _SHIPPED = "shipped"
 _VARIANTS: tuple[VariantName, ...] = ("paper", "synthetic", "cpu")
 
@@ -72,19 +73,22 @@ def experiment(
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     wait_for_gpus: Annotated[int | None, typer.Option(min=1, help="Wait until so many GPUs are free.", show_default=False)] = None,
-    wait_for_gpus_memory: Annotated[float, _PERCENT] = 1.0,
-    wait_for_gpus_utilization: Annotated[float, _PERCENT] = 1.0,
-    wait_for_gpus_interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the GPUs.")] = 60.0,
+    wait_for_gpus_memory: Annotated[float | None, _PERCENT] = None,
+    wait_for_gpus_utilization: Annotated[float | None, _PERCENT] = None,
+    wait_for_gpus_interval: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds between two looks at the GPUs; else 60.", show_default=False)
+    ] = None,
     session: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a published experiment, or the one of its variants that this machine can run, and report on it. Finished arms are skipped."""
     console = Console(stderr=True, soft_wrap=True)
-    try:
+    with errors_in_one_line():
         known = catalogue()
         if list_all or name is None:
             show_list(known)
             return
         chosen, modes = _chosen(known, name, mode)
+        free_gpus = FreeGpus.of_flags(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
         asked = Asked(
             modes=modes,
             variant=_variant(variant),
@@ -96,26 +100,27 @@ def experiment(
             report=report and session is None,
         )
         if dry_run:
-            for one in chosen:
-                show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked))
-            return
-        _check_device(asked.variant)
-        if asked.report:
-            check_extra()
-        if wait_for_gpus is not None:
-            wanted = FreeGpus(wait_for_gpus, wait_for_gpus_memory, wait_for_gpus_utilization, wait_for_gpus_interval)
-            take_gpus(wanted, os.environ, lambda line: console.print(line, highlight=False))
-        end_on_sigterm()
-        ran = []
-        for one in chosen:
-            # A session under the profiler is a child of the run that holds the folder.
-            with nullcontext() if asked.session else _store(one, asked).held():
-                ran.append(_run(one, asked, console))
-    except (ConfigError, EmbeddedModelError, OSError) as error:
-        console.print(f"error: {error}", markup=False, highlight=False)
-        raise typer.Exit(_USAGE_ERROR) from None
+            ran = [show_plan(one, asked.variant, *_plan(one.variants[asked.variant], asked), _store(one, asked)) for one in chosen]
+        else:
+            ran = _run_all(chosen, asked, free_gpus, console)
     if not all(ran):
         raise typer.Exit(_NOTHING_RAN)
+
+
+def _run_all(chosen: Sequence[Experiment], asked: Asked, free_gpus: FreeGpus | None, console: Console) -> list[bool]:
+    """Run experiments; whether any arm of each has a trace."""
+    _check_device(asked.variant)
+    if asked.report:
+        check_extra()
+    if free_gpus is not None:
+        take_gpus(free_gpus, os.environ, lambda line: console.print(line, highlight=False))
+    end_on_sigterm()
+    ran = []
+    for one in chosen:
+        # A session under the profiler is a child of the run that holds the folder.
+        with nullcontext() if asked.session else _store(one, asked).held():
+            ran.append(_run(one, asked, console))
+    return ran
 
 
 def _run(experiment: Experiment, asked: Asked, console: Console) -> bool:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from minedraft_core.experiments.catalogue import Experiment, VariantName
 from minedraft_core.experiments.grid import Cell, Session, cells_of, gpus_of, sessions_of
-from minedraft_core.experiments.runner import settings_of
+from minedraft_core.experiments.runner import refusal_of, settings_of
 from minedraft_core.experiments.store import Store
 
 _WIDTH = 150
@@ -31,8 +31,11 @@ def show_list(known: Mapping[str, Experiment]) -> None:
     _wide().print(table)
 
 
-def show_plan(experiment: Experiment, name: VariantName, cells: Sequence[Cell], sessions: Sequence[Session], store: Store) -> None:
-    """Print what a variant runs, on which engines, and what of it is finished. Raises ConfigError for a trace of other settings."""
+def show_plan(experiment: Experiment, name: VariantName, cells: Sequence[Cell], sessions: Sequence[Session], store: Store) -> bool:
+    """Print what a variant runs, on which engines, what of it is finished and what is refused; whether any arm is not refused.
+
+    Raises ConfigError for a trace of other settings.
+    """
     variant = experiment.variants[name]
     console = _wide()
     console.print(f"{experiment.name} ({name}): {experiment.title}", highlight=False)
@@ -48,17 +51,25 @@ def show_plan(experiment: Experiment, name: VariantName, cells: Sequence[Cell], 
     table = Table(box=SIMPLE_HEAD)
     for head in ("engine", "target", "draft", "arm", "load", "GPUs", "published", "state"):
         table.add_column(head, overflow="fold")
+    refusals = {session.name: refusal_of(session, on_cpu=not variant.tensor_parallel) for session in sessions}
+    states = []
     for session in sessions:
         if not session.cells:
             table.add_row(session.name, session.target, "", "recording of what is replayed", str(session.max_num_seqs), "", "", "")
         for cell in session.cells:
-            state = "finished" if store.finished(cell, settings_of(variant, cell, {})) else "to run"
+            state = "refused" if refusals[session.name] else "to run"
+            if store.finished(cell, settings_of(variant, cell, {})):
+                state = "finished"
+            states.append(state)
             drafts = f" k={cell.k}{f'+{cell.extra}' if cell.extra else ''}" if cell.k else ""
             draft = "" if cell.draft is None else cell.draft.draft
             gpus = str(gpus_of(cell, variant.tensor_parallel) or "")
             arm = f"{cell.arm}{drafts}, {cell.dataset.name}, n={cell.n}"
             table.add_row(session.name, cell.target, draft, arm, str(cell.load), gpus, "yes" if cell.published else "", state)
     console.print(table)
+    for reason in dict.fromkeys(filter(None, refusals.values())):
+        console.print(f"refused: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return any(state != "refused" for state in states)
 
 
 def _wide() -> Console:

@@ -108,6 +108,23 @@ def settings_of(variant: Variant, cell: Cell, prompts: Mapping[str, Sequence[str
     }
 
 
+def refusal_of(session: Session, *, on_cpu: bool) -> str | None:
+    """Why the product refuses a session, as far as that is known before anything is prepared for it; None where nothing is."""
+    if session.draft is None:
+        return None
+    if session.mode == "native" and on_cpu:
+        return "native: vLLM's own speculative decoding is compared on GPUs only"
+    try:
+        speculative = _speculative_of(session, session.draft.draft)
+        if on_cpu:
+            speculative.check_on_cpu()
+        else:
+            speculative.check_on_gpus()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def run_session(session: Session, around: Surroundings, start: Start, tell: Tell) -> str | None:
     """Run what is missing of a session. None, or the reason why it was refused, which is also written where reports find it."""
     store = around.store
@@ -214,8 +231,16 @@ def pipeline_of(session: Session, around: Surroundings) -> PipelineConfig:
     if session.draft is None:
         # Without a drafter its cores are the target's too.
         return PipelineConfig(target_cores=(*cores.target, *cores.drafter))
+    if (reason := refusal_of(session, on_cpu=around.on_cpu)) is not None:
+        raise ConfigError(reason)
     _, draft = around.models(session)
-    speculative = MineDraftConfig.parse(
+    speculative = _speculative_of(session, draft)
+    return PipelineConfig(speculative=speculative, drafter=_drafter_of(session, around), target_cores=cores.target)
+
+
+def _speculative_of(session: Session, draft: str | None) -> MineDraftConfig:
+    assert session.draft is not None
+    return MineDraftConfig.parse(
         {
             "method": session.draft.method,
             "model": draft,
@@ -226,7 +251,6 @@ def pipeline_of(session: Session, around: Surroundings) -> PipelineConfig:
             "tetris_extra_proposals": session.extra,
         }
     )
-    return PipelineConfig(speculative=speculative, drafter=_drafter_of(session, around), target_cores=cores.target)
 
 
 def _drafter_of(session: Session, around: Surroundings) -> DrafterConfig:

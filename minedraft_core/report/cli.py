@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from minedraft_core.config import ConfigError
+from minedraft_core.errors import errors_in_one_line
 from minedraft_core.report import tables
 from minedraft_core.report.arms import MeasuredArm, measured
 from minedraft_core.report.reading import read_traces
 from minedraft_core.report.verdict import advice, choices
-
-_USAGE_ERROR = 2
 
 trace_app = typer.Typer(help="What a trace tells.", no_args_is_help=True)
 
@@ -35,13 +34,10 @@ def trace_report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "MineDraft traces",
 ) -> None:
     """Make tables and plots of traces: throughput, latency, waits, passes, speculation, and which mode to use at which load."""
-    try:
+    with errors_in_one_line():
         check_extra()
         arms = measured(read_traces(traces))
         page = make_report(arms, traces, out, title)
-    except (ConfigError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(_USAGE_ERROR) from None
     show(arms)
     typer.echo(f"report: {page}")
 

@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.additional import with_own
-from minedraft_core.vllm.cpu.executor import InProcessExecutor
+from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
 
 _RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
 _CPU = "minedraft_core.vllm.cpu"
@@ -113,12 +113,12 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
     if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):
         raise ConfigError("VLLM_CPU_OMP_THREADS_BIND: the target does not read it here; name its cores with --target-cores")
-    if args.tensor_parallel_size > 1 or args.pipeline_parallel_size > 1:
-        raise ConfigError("--tensor-parallel-size and --pipeline-parallel-size must be 1 on CPU")
+    if args.pipeline_parallel_size > 1:
+        raise ConfigError("--pipeline-parallel-size must be 1 on CPU; --tensor-parallel-size is possible")
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_CPU}.scheduler.MineDraftScheduler",
         "worker_cls": f"{_CPU}.worker.MineDraftCPUWorker",
-        "distributed_executor_backend": InProcessExecutor,
+        "distributed_executor_backend": InProcessExecutor if args.tensor_parallel_size == 1 else SplitExecutor,
         "enable_chunked_prefill": False,
         "additional_config": with_own(args.additional_config, config),
     }

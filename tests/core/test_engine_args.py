@@ -10,6 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.vllm import args as arguments
 from minedraft_core.vllm.args import with_pipeline
+from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor, cores_of_parts
 from minedraft_core.vllm.plugin import check_version, register
 
 PARALLEL = PipelineConfig(
@@ -29,6 +30,25 @@ def test_the_pipeline_is_put_in_place():
     assert (changed.model, changed.max_num_seqs, changed.additional_config["mine"]) == ("m", 7, 1)
     assert PipelineConfig.model_validate(changed.additional_config["minedraft"]) == PARALLEL
     assert (args.scheduler_cls, args.speculative_config, args.additional_config) == (None, None, {"mine": 1})
+
+
+def test_a_split_target_gets_a_process_for_each_part():
+    whole, split = (with_pipeline(AsyncEngineArgs(model="m", tensor_parallel_size=parts), PARALLEL) for parts in (1, 2))
+    assert whole.distributed_executor_backend is InProcessExecutor
+    assert split.distributed_executor_backend is SplitExecutor
+
+
+@pytest.mark.parametrize(
+    ("cores", "parts", "expected"),
+    [
+        ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+        ((0, 1, 2, 7, 9), 2, [(0, 1), (2, 7, 9)]),
+        ((0, 2), 2, [(0,), (2,)]),
+        ((0, 2), 4, [(0,), (2,), (0,), (2,)]),
+    ],
+)
+def test_the_parts_share_the_targets_cores(cores, parts, expected):
+    assert [tuple(part) for part in cores_of_parts(cores, parts)] == expected
 
 
 def test_vllm_makes_room_for_the_longest_draft():
@@ -68,7 +88,6 @@ def test_plain_decoding_asks_vllm_for_no_speculation(config):
         ("scheduler_cls", "some.Scheduler", "--scheduler-cls"),
         ("worker_cls", "some.Worker", "--worker-cls"),
         ("enable_chunked_prefill", True, "--enable-chunked-prefill"),
-        ("tensor_parallel_size", 2, "--tensor-parallel-size"),
         ("pipeline_parallel_size", 2, "--pipeline-parallel-size"),
     ],
 )

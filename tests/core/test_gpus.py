@@ -86,3 +86,25 @@ def test_without_nvidias_library_it_is_refused_with_the_reason() -> None:
 def test_a_limit_is_a_finite_number(limit: str, value: float) -> None:
     with pytest.raises(ConfigError, match="need finite numbers"):
         FreeGpus(1, **{limit: value})
+
+
+def test_flags_without_limits_take_the_defaults() -> None:
+    assert FreeGpus.of_flags(2, None, None, None) == FreeGpus(2)
+    assert FreeGpus.of_flags(2, 3.0, None, 4.0) == FreeGpus(2, memory_percent=3.0, interval=4.0)
+    assert FreeGpus.of_flags(None, None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (
+            (1.0, None, None),
+            "--wait-for-gpus-memory needs --wait-for-gpus: name how many GPUs to wait for, or remove --wait-for-gpus-memory",
+        ),
+        ((None, None, 60.0), "--wait-for-gpus-interval needs --wait-for-gpus"),
+        ((1.0, 1.0, None), "or remove --wait-for-gpus-memory and --wait-for-gpus-utilization"),
+    ],
+)
+def test_limits_without_a_number_of_gpus_are_refused(limits: tuple[float | None, float | None, float | None], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        FreeGpus.of_flags(None, *limits)

@@ -35,6 +35,26 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason", "code"),
+    [
+        (
+            ["experiment_4_bs", "--variant", "cpu", "--mode", "native"],
+            "native: vLLM's own speculative decoding is compared on GPUs only",
+            1,
+        ),
+        (["experiment_5_tetris_llama", "--variant", "paper", "--mode", "pearl"], "'tetris' does not go with 'force_pearl' on GPUs", 0),
+    ],
+)
+def test_a_dry_run_names_what_would_be_refused(tmp_path: Path, arguments: list[str], reason: str, code: int) -> None:
+    result = RUNNER.invoke(APP, [*arguments, "--dry-run", "--out", str(tmp_path)])
+    (told,) = (line for line in result.output.splitlines() if line.startswith("refused: "))
+    assert reason in told
+    assert " refused " in result.output
+    assert ("to run" in result.output) is (code == 0)
+    assert result.exit_code == code
+
+
 def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
     every = RUNNER.invoke(APP, ["run-all", "--dry-run", "--variant", "cpu"])
     assert every.output.count(" arms on ") == 11
@@ -54,6 +74,8 @@ def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
         (["experiment_1", "--dataset", "jokes"], "--dataset: this variant has no prompts called jokes; give one of shipped"),
         (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is no core"),
         (["experiment_1", "--wait-for-gpus", "5"], "--wait-for-gpus: this installation is for CPUs"),
+        (["experiment_1", "--wait-for-gpus-memory", "5"], "--wait-for-gpus-memory needs --wait-for-gpus: name how many"),
+        (["experiment_1", "--wait-for-gpus-interval", "5", "--dry-run"], "--wait-for-gpus-interval needs --wait-for-gpus: name how many"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, arguments: list[str], message: str) -> None:

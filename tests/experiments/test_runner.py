@@ -183,3 +183,12 @@ def test_on_gpus_the_drafter_is_beside_the_target_only_in_sequential(tmp_path: P
 def test_mean_length() -> None:
     assert mean_length(1.0, 4) == 5.0
     assert mean_length(0.0, 4) == 1.0
+
+
+def test_vllms_own_speculation_is_refused_on_cpu_before_anything_is_prepared(tmp_path: Path) -> None:
+    def prepare(session: Session) -> tuple[str, str | None]:
+        raise AssertionError(session)
+
+    around, starter = replace(surroundings(tmp_path, variant(modes=["native"])), models=prepare), Starter()
+    assert set(run_all(around, starter)) == {"native: vLLM's own speculative decoding is compared on GPUs only"}
+    assert starter.of("start") == []

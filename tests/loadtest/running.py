@@ -83,11 +83,17 @@ class Ran:
         return {(entry["method"], entry["name"]): entry for entry in json.loads((self.folder / "locust.json").read_text())}
 
 
-def run_load_test(url: str, folder: Path, *flags: str, core: int | None = None, seconds: float = 100, **environment: str) -> Ran:
-    """Run a load test with all its outputs in `folder`."""
+def command_of(url: str, folder: Path, *flags: str) -> list[str]:
+    """The command of a load test with all its outputs in `folder`."""
     command = [sys.executable, "-m", "server.cli", "loadtest", "run", "--headless", "--only-summary", "--host", url]
     command += ["--results", str(folder / "results.json"), "--samples", str(folder / "samples.jsonl")]
-    command += ["--csv", str(folder / "locust"), "--html", str(folder / "locust.html"), "--json-file", str(folder / "locust"), *flags]
+    return [*command, "--csv", str(folder / "locust"), "--html", str(folder / "locust.html"), "--json-file", str(folder / "locust"), *flags]
+
+
+def run_load_test(url: str, folder: Path, *flags: str, core: int | None = None, seconds: float = 100, **environment: str) -> Ran:
+    """Run a load test to its end."""
     full = {**os.environ, **environment}
-    done = subprocess.run(_on(core, command), capture_output=True, text=True, timeout=seconds, check=False, env=full)
+    done = subprocess.run(
+        _on(core, command_of(url, folder, *flags)), capture_output=True, text=True, timeout=seconds, check=False, env=full
+    )
     return Ran(done.returncode, done.stderr, folder)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadtest.figures import Spread
+from loadtest.results import read_results
 from loadtest.sample import Outcome
-from tests.loadtest.running import known_server, run_load_test
+from minedraft_core.config import ConfigError
+from tests.loadtest.running import command_of, known_server, run_load_test
 from tests.server.test_tls import pair  # noqa: F401 - a fixture
 
 PERCENTS = [50, 90, 95, 99]
@@ -132,6 +136,25 @@ def test_failures_are_counted_named_and_judged(tmp_path: Path) -> None:
     assert allowed.code == 0
 
 
+def test_a_killed_test_leaves_no_results_of_an_earlier_one(tmp_path: Path) -> None:
+    results, samples = tmp_path / "results.json", tmp_path / "samples.jsonl"
+    results.write_text("earlier")
+    samples.write_text("earlier")
+    with known_server(tmp_path, "--ttft-ms", "10", "--gap-ms", "5") as server:
+        refused = run_load_test(server.url, tmp_path, "--max-tokens", "9:3")
+        unanswered = run_load_test("http://127.0.0.1:9", tmp_path)
+        assert (refused.code, unanswered.code) == (2, 2)
+        assert results.read_text() == samples.read_text() == "earlier"
+        with subprocess.Popen(command_of(server.url, tmp_path, "-u", "1", "-t", "60s", "--max-tokens", "5")) as running:
+            while not server.told_file.exists() or not server.told:
+                assert running.poll() is None
+                time.sleep(0.1)
+            running.kill()
+    assert results.read_text() == samples.read_text() == ""
+    with pytest.raises(ConfigError, match="holds no results of a load test"):
+        read_results(results)
+
+
 def test_keys_and_certificates(pair: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
     certificate, key = pair
     secret = tmp_path / "keys"
@@ -180,7 +203,7 @@ def test_keys_and_certificates(pair: tuple[Path, Path], tmp_path: Path) -> None:
         (["--gpus", "-1"], "argument --gpus: -1 is not possible"),
         (["--abort-share", "0.5", "--abort-after", "0"], "--abort-after: 0 is not possible"),
         (["--api-key-file", "/no/such/key"], "--api-key-file: /no/such/key cannot be read"),
-        (["--results", "/no/such/folder/r.json"], "No such file or directory: '/no/such/folder/r.json'"),
+        (["--results", "/no/such/folder/r.json"], "error: /no/such/folder/r.json: No such file or directory"),
         (["--processes", "2"], "one process measures"),
         (["--warm-up", "3"], "Did you mean '--warmup'?"),
     ],

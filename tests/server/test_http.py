@@ -179,6 +179,33 @@ async def test_cors(start: Start) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
+async def test_pages_may_read_every_refusal(fake: FakeEngine, start: Start) -> None:
+    router = APIRouter()
+
+    @router.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError
+
+    running = await start(cors_allow_origins=["https://a.example"], max_body_bytes=100, routers=(router,))
+
+    async def ask(method: str, path: str, **about: Any) -> tuple[int, str]:
+        origin = {"origin": "https://a.example"}
+        response = await running.client.request(method, path, headers=origin | about.pop("headers", {}), **about)
+        assert response.headers["x-request-id"]
+        return response.status_code, response.headers["access-control-allow-origin"]
+
+    fake.refusal = QueueOverflowError()
+    answers = [
+        await ask("GET", "/health", headers={"x-request-id": "a b"}),
+        await ask("GET", "/nothing"),
+        await ask("DELETE", "/v1/models"),
+        await ask("POST", "/v1/completions", content=b"x" * 101),
+        await ask("POST", "/v1/completions", json={"prompt": "x"}),
+        await ask("GET", "/broken"),
+    ]
+    assert answers == [(status, "https://a.example") for status in (400, 404, 405, 413, 503, 500)]
+
+
 @pytest.mark.parametrize(
     ("origin", "asked", "words"),
     [

@@ -137,6 +137,7 @@ def test_forms_in_the_file(file: Path, text: str, name: str, value: Any) -> None
         (["--target-cores", "3-1"], ["--target-cores", "backwards"]),
         (["--target-cores", ""], ["--target-cores", "0-3,8"]),
         (["--target-cores", "0-2,1"], ["--target-cores", "twice"]),
+        (["--wait-for-gpus-memory", "2"], ["--wait-for-gpus-memory needs --wait-for-gpus", "remove --wait-for-gpus-memory"]),
         (["--api-key", " "], ["--api-key", "empty"]),
         (["--cors-allow-origins", "example.com"], ["--cors-allow-origins", "http://"]),
         (["--speculative-config", "{"], ["--speculative-config", "not valid JSON"]),
