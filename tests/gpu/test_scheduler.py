@@ -151,6 +151,19 @@ def test_lookahead_is_paced_by_what_was_measured(tmp_path: Path) -> None:
     assert loop.tokens == {f"r{index}": 20 + index for index in range(6)}
 
 
+def test_lookahead_rests_where_its_drafts_are_of_no_use(tmp_path: Path) -> None:
+    loop = Loop(scheduler(tmp_path, "pearl", k=K))
+    loop.scheduler.add_request(request("r", tokens=60))
+    missed = Lookahead(0, 1, 5, Span(2_100, 2_900))
+    times = PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 1),), (missed,))
+    for _ in range(10):
+        loop.extra = {"times": times}
+        loop.run(1)
+    rested = [made.steps_ahead for made in loop.passes]
+    assert rested[-1] == 0
+    assert K + 1 in rested, "it was tried"
+
+
 class Scripted:
     """Orders by pass."""
 

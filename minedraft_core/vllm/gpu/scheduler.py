@@ -20,7 +20,7 @@ from vllm.v1.request import Request
 from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.control import WITHOUT_LOOKAHEAD, ControlServer, ModeOrder, NoOrders, Orders, check_order
 from minedraft_core.feed import Feed, FeedWriter, NoFeed
-from minedraft_core.lookahead import steps_ahead
+from minedraft_core.lookahead import Prospect, steps_ahead
 from minedraft_core.overlap import hidden_us
 from minedraft_core.parent import end_with_parent
 from minedraft_core.sides import cadence_of
@@ -70,6 +70,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         if self.num_drafts:
             self.mode = _mode_of(config.speculative)
         self._looks_ahead = self.mode is Mode.PEARL
+        self._prospect = Prospect()
         self._fixed_steps_ahead = config.drafter.steps_ahead
         if self._looks_ahead:
             # Drafts made ahead need blocks, too: the token after a draft, and the next draft.
@@ -127,7 +128,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
         most = self.num_drafts + 1
         if self._fixed_steps_ahead is not None:
             return min(most, self._fixed_steps_ahead)
-        if not self._verify_us or not self._draft_us:
+        if not self._verify_us or not self._draft_us or not self._prospect.worth():
             return 0
         step_us = median(self._draft_us) / self.num_spec_tokens
         return min(most, steps_ahead(median(self._verify_us), step_us, self.num_spec_tokens))
@@ -238,12 +239,10 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                     drafted_per_position=[job.num_reqs] * self._choice.width(self.num_drafts, job.num_reqs),
                 )
             )
-        self._records += [
-            LookaheadRecord(
-                ahead.span.start_us, ahead.span.end_us, hidden_us(ahead.span, self._spans), ahead.hits, ahead.misses, ahead.discarded
-            )
-            for ahead in (() if times is None else times.ahead)
-        ]
+        for ahead in () if times is None else times.ahead:
+            self._prospect.learn(ahead.hits, ahead.misses)
+            hidden = hidden_us(ahead.span, self._spans)
+            self._records.append(LookaheadRecord(ahead.span.start_us, ahead.span.end_us, hidden, ahead.hits, ahead.misses, ahead.discarded))
         if times is not None and not known.is_prompt_run:
             self._verify_us.append(span.duration_us)
             self._draft_us.extend(job.end_us - job.start_us for job in jobs)
