@@ -22,7 +22,7 @@ _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4
 _LAYERS_SHARE = 0.06
 _HIDDEN_SHARE = 0.12
 _ATTENTION_SHARE = 0.4
-_SHARPNESS = 0.55
+_SHARPNESS = 0.9
 _SKIPPED = 5  # an EAGLE-3 head leaves out every so manieth token
 
 

@@ -116,6 +116,8 @@ class MineDraftModelRunner(GPUModelRunner):
             left = target.available
         elif here:
             left = int(free) - available - reserve
+        elif fixed:
+            left = int(free) - reserve
         else:
             left = int(self.cache_config.gpu_memory_utilization * total) - int(total - free) - reserve
         drafter = Budget(left, self._bytes_per_token * block_size)

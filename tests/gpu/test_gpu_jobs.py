@@ -1,0 +1,59 @@
+"""Jobs for the cards of one machine: in order, never two on a card that do not share it, each with its limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.jobs import Job, read, run, startable
+
+
+def names(jobs: list[Job]) -> list[str]:
+    return [job.name for job in jobs]
+
+
+def test_cards_are_shared_by_those_that_share() -> None:
+    small, other, large = Job("small", "", (0, 1), share=True), Job("other", "", (1,), share=True), Job("large", "", (1, 2))
+    assert names(startable([small, other, large], [], ())) == ["small", "other"]
+    assert names(startable([large], [small], ())) == []
+    assert names(startable([large], [], ())) == ["large"]
+    assert names(startable([other], [large], ())) == []
+
+
+def test_a_job_that_waits_for_its_cards_is_not_overtaken_there() -> None:
+    large, small, elsewhere = Job("large", "", (0, 1)), Job("small", "", (1,), share=True), Job("elsewhere", "", (2,))
+    assert names(startable([large, small, elsewhere], [Job("busy", "", (0,))], ())) == ["elsewhere"]
+
+
+def test_a_job_that_waits_for_another_one_keeps_no_cards() -> None:
+    late, small = Job("late", "", (0,), after=("first",)), Job("small", "", (0,))
+    assert names(startable([late, small], [], ())) == ["small"]
+    assert names(startable([late, small], [], ("first",))) == ["late"]
+
+
+def test_they_run_with_their_cards_and_limits(tmp_path: Path) -> None:
+    jobs = [
+        Job("a", "echo $CUDA_VISIBLE_DEVICES; echo 1 > $OUT/a.txt; exit 3", (2, 0)),
+        Job("b", "cat $OUT/a.txt", after=("a",)),
+        Job("c", "sleep 60 & sleep 60; wait", limit=0.5),
+    ]
+    assert run(jobs, tmp_path) == {"a": 3, "b": 0, "c": 124}
+    assert (tmp_path / "a.log").read_text() == "2,0\n"
+    assert (tmp_path / "b.log").read_text() == "1\n"
+    assert "c: ended with 124" in (tmp_path / "status").read_text()
+
+
+def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text('[[job]]\nname = "a"\nrun = ""\nafter = ["b"]\n[[job]]\nname = "b"\nrun = ""\n')
+    with pytest.raises(ValueError, match="a waits for b, which is no job before it"):
+        read(path)
+    path.write_text('[[job]]\nname = "a"\nrun = ""\n[[job]]\nname = "a"\nrun = ""\n')
+    with pytest.raises(ValueError, match="two jobs are called a"):
+        read(path)
+
+
+def test_the_shipped_list_is_right() -> None:
+    jobs = read(Path(__file__).with_name("jobs.toml"))
+    assert max(card for job in jobs for card in job.gpus) < 4
