@@ -17,8 +17,8 @@ serve:  ## serve the embedded model, or what ARGS names
 	@.ci/setup run
 	@exec $(VENV)/minedraft serve $(ARGS)
 
-test: setup  ## run the tests but the slow ones; ARGS go to pytest
-	@$(VENV)/python -m pytest -m "not slow" $(ARGS)
+test: setup  ## run the tests but the slow ones, those with an engine beside the others; ARGS go to pytest
+	@$(VENV)/python -m pytest -m "not slow" -n 2 $(ARGS)
 
 test-all: setup  ## run every test
 	@$(VENV)/python -m pytest $(ARGS)

@@ -20,11 +20,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
-from minedraft_core.control import ControlClient
+from minedraft_core.control import ControlClient, ModeOrder
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedReader
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
-from minedraft_core.types import Record
+from minedraft_core.types import Mode, Record
 from minedraft_core.vllm.args import with_pipeline
 
 _ids = itertools.count()
@@ -90,6 +90,13 @@ class Engine:
             return await asyncio.gather(*(limited(job) for job in jobs))
 
         return self.call(everything())
+
+    def switch(self, mode: str, num_drafts: int = 4) -> int:
+        """Change the mode; returns how many records there were before."""
+        self.settle()
+        begin = len(self.records)
+        self.control.set_mode(ModeOrder(Mode(mode), num_drafts if mode != "off" else 0))
+        return begin
 
     def settle(self) -> None:
         """Wait until the records of everything done so far are in."""

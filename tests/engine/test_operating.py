@@ -117,11 +117,11 @@ def test_the_mode_changes_under_load_and_nothing_is_lost(operated: Served, plain
 
 
 def test_a_drafter_killed_again_and_again_changes_no_text(operated: Served, plain: list[str]) -> None:
-    """Three times, each once it is up again; requests run all the while."""
+    """Twice, the second time once it is up again; requests run all the while."""
     killed: set[int] = set()
 
     def kill() -> None:
-        while len(killed) < 3:
+        while len(killed) < 2:
             up = operated.metric("minedraft_drafter_up") == 1
             for process in operated.below():
                 if up and process.pid not in killed and _drafts(process):

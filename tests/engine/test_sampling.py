@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from minedraft_core.embedded import prepare
-from minedraft_core.types import StepRecord
+from minedraft_core.types import LookaheadRecord, StepRecord
 from tests.engine.harness import Engine, Job, engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -106,3 +106,21 @@ def test_a_drafter_like_the_target_is_accepted_when_it_draws_too(drafting_with_i
     drafted, accepted = map(sum, zip(*drafts, strict=True))
     # Two bfloat16 models whose kernels round apart disagree now and then; the most likely token would be right one time in three.
     assert accepted / drafted > 0.8
+
+
+def test_it_is_ahead_all_the_time_too(drafting_with_itself: Engine) -> None:
+    """Nearly all is accepted, so every next draft is begun before it is asked for."""
+    target = drafting_with_itself
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=40, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    texts, ahead = [], []
+    for mode, num_drafts in (("pearl", 4), ("off", 0), ("pearl", 2)):
+        begin = target.switch(mode, num_drafts)
+        (output,) = target.generate([Job(PROMPT, params.clone())])
+        assert output is not None
+        texts.append(list(output.outputs[0].token_ids))
+        target.settle()
+        ahead.append([record for record in target.records[begin:] if isinstance(record, LookaheadRecord)])
+    target.switch("parallel")
+    assert texts == [texts[0]] * 3
+    assert sum(record.hits for record in ahead[0]) > 4 * sum(record.misses for record in ahead[0])
+    assert sum(record.hits for record in ahead[2]) > 0

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,15 +16,9 @@ import openai
 import psutil
 import pytest
 
-from tests.engine.server_process import Served, serving
+from tests.engine.server_process import Served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), "--slo-ttft-ms", "60000") as server:
-        yield server
 
 
 def test_a_client_gets_sensible_text(served: Served) -> None:

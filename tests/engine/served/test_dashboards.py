@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,17 +16,11 @@ import pytest
 from playwright.async_api import async_playwright, expect
 
 from tests.deploy.watching import dashboard_queries, prometheus, rules
-from tests.engine.server_process import Served, serving
+from tests.engine.server_process import Served
 from tests.server.browser import colours, launched, needs_chromium
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), "--slo-ttft-ms", "60000") as started:
-        yield started
 
 
 @asynccontextmanager
@@ -51,8 +45,8 @@ async def load(url: str, clients: int) -> AsyncIterator[None]:
 
 
 @needs_prometheus
-async def test_every_panel_has_data_and_a_killed_drafter_raises_its_alert(server: Served, tmp_path: Path) -> None:
-    async with prometheus(tmp_path, [server.url.removeprefix("http://")]) as watcher, load(server.url, 6):
+async def test_every_panel_has_data_and_a_killed_drafter_raises_its_alert(served: Served, tmp_path: Path) -> None:
+    async with prometheus(tmp_path, [served.url.removeprefix("http://")]) as watcher, load(served.url, 6):
         await watcher.until("increase(minedraft_requests_finished_total{reason='length'}[20s]) > 3", seconds=120)
         for panel, expression in dashboard_queries():
             # Over a longer time than a panel's: two cores finish few requests in five seconds.
@@ -62,17 +56,17 @@ async def test_every_panel_has_data_and_a_killed_drafter_raises_its_alert(server
         assert [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"] == []
         assert len([rule for group in groups for rule in group["rules"]]) == len(rules("alerts")) + len(rules("recording"))
         assert set(await watcher.values("scrape_samples_scraped - scrape_samples_post_metric_relabeling")) == {0.0}
-        server.draft_process().send_signal(signal.SIGKILL)
+        served.draft_process().send_signal(signal.SIGKILL)
         await watcher.until('ALERTS{alertname="MineDraftDrafterRestarting", alertstate="firing"}', seconds=120)
         assert await watcher.values("minedraft_drafter_up") == [1.0]
 
 
 @needs_chromium
-async def test_the_page_shows_the_pipeline_at_work(server: Served) -> None:
-    async with load(server.url, 6), async_playwright() as playwright:
+async def test_the_page_shows_the_pipeline_at_work(served: Served) -> None:
+    async with load(served.url, 6), async_playwright() as playwright:
         browser = await launched(playwright)
         page = await browser.new_page(viewport={"width": 1100, "height": 620})
-        await page.goto(f"{server.url}/dashboard")
+        await page.goto(f"{served.url}/dashboard")
         await expect(page.locator("#status")).to_have_text("Live, last 10 seconds", timeout=60_000)
         await asyncio.sleep(11)
         assert int((await page.inner_text("#hidden")).removesuffix(" %")) > 0

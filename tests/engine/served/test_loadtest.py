@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 
 from loadtest.sample import Outcome
-from tests.engine.test_serving import Served, served  # noqa: F401 - a fixture
+from tests.engine.server_process import Served
 from tests.loadtest.running import Ran, run_load_test
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
-SECONDS = 40
+SECONDS = 20
 WITHIN = 0.03
 # Long prompts, so that what HTTP adds to the first token is little, and in token ids: the server's times begin when the text is tokenized.
 LOAD = ["-u", "4", "--input-tokens", "900:1100", "--max-tokens", "40:60", "--extra-body", '{"ignore_eos": true, "temperature": 0}']
@@ -63,10 +62,8 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:  # noqa: F811
-    yield Watched(served, tmp_path_factory.mktemp("load"))
-    served.process.terminate()
-    served.process.wait(60)
+def watched(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    return Watched(served, tmp_path_factory.mktemp("load"))
 
 
 def test_requests_and_tokens_are_the_same(watched: Watched) -> None:
