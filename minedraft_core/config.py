@@ -162,6 +162,10 @@ class DrafterConfig(BaseModel):
     attention: Literal["flash", "fused"] = Field(
         default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
     )
+    weights: Literal["as_saved", "fp8"] = Field(
+        default="as_saved",
+        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, which are read in half the time",
+    )
     steps_ahead: int | None = Field(
         default=None, ge=0, description="for tests on GPUs: draft steps that `pearl` goes ahead; none: as many as the times allow"
     )

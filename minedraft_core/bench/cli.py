@@ -81,6 +81,9 @@ def bench_engine(
     drafter_attention: Annotated[
         Literal["flash", "fused"], typer.Option(help="On GPUs, attention of draft steps: flash (vLLM's) or fused (one kernel).")
     ] = "flash",
+    drafter_weights: Annotated[
+        Literal["as_saved", "fp8"], typer.Option(help="On GPUs, the drafter's linear layers: as_saved, or fp8, in 8 bits.")
+    ] = "as_saved",
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",
     max_model_len: Annotated[int, typer.Option(min=1, help="Longest prompt and output together, in tokens.")] = 2048,
@@ -108,6 +111,7 @@ def bench_engine(
                 prompt_tokens=prompt_tokens,
                 compiled_drafter=drafter_compiled,
                 drafter_attention=drafter_attention,
+                drafter_weights=drafter_weights,
                 tetris_capacity=tetris_capacity,
                 tetris_extra=tetris_extra_proposals,
             )

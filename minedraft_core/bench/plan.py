@@ -71,6 +71,7 @@ class Plan:
     prompt_tokens: int | None = None
     compiled_drafter: bool = False
     drafter_attention: Literal["flash", "fused"] = "flash"
+    drafter_weights: Literal["as_saved", "fp8"] = "as_saved"
     method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
     tetris_capacity: int = 0
     tetris_extra: int = 0

@@ -90,6 +90,7 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
         device=device,
         compiled=plan.compiled_drafter,
         attention=plan.drafter_attention,
+        weights=plan.drafter_weights,
         synthetic_acceptance_length=plan.acceptance_length,
     )
     if plan.acceptance is not None:

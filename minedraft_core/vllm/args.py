@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.config import ConfigError, DrafterConfig, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
@@ -107,6 +107,9 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     config.speculative.check_on_cpu()
     if config.drafter.device is not None:
         raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
+    for name in ("compiled", "attention", "weights"):
+        if getattr(config.drafter, name) != DrafterConfig.model_fields[name].default:
+            raise ConfigError(f"--drafter-{name} is for GPUs: remove it")
     if config.drafter.synthetic_acceptance_length is not None:
         raise ConfigError("a synthetic acceptance length is for GPUs; on CPU replay what plain decoding wrote")
     if args.enable_chunked_prefill:

@@ -7,7 +7,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.config import ConfigError, DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.vllm import args as arguments
 from minedraft_core.vllm.args import with_pipeline
 from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor, cores_of_parts
@@ -55,6 +55,13 @@ def test_vllm_makes_room_for_the_longest_draft():
     speculative = MineDraftConfig(model="d", num_speculative_tokens=3, tetris=True, tetris_extra_proposals=2)
     changed = with_pipeline(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
     assert changed.speculative_config["num_speculative_tokens"] == 5
+
+
+@pytest.mark.parametrize(("name", "value"), [("compiled", True), ("attention", "fused"), ("weights", "fp8"), ("device", 1)])
+def test_what_is_for_the_drafter_on_gpus_is_refused_on_cpu(name, value):
+    config = PARALLEL.model_copy(update={"drafter": DrafterConfig(**{name: value})})
+    with pytest.raises(ConfigError, match=f"--drafter-{name} is for GPUs: remove it"):
+        with_pipeline(AsyncEngineArgs(model="m"), config)
 
 
 def test_what_gpus_do_not_know_is_refused_there():

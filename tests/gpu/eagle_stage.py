@@ -45,8 +45,11 @@ class Eagle:
         speculative = MineDraftConfig(
             method=self.method, model=str(self._head), num_speculative_tokens=self._arguments.k, is_parallel=mode == "parallel"
         )
-        compiled, attention = self._arguments.compiled_drafter, self._arguments.drafter_attention
-        return PipelineConfig(speculative=speculative, drafter=DrafterConfig(device=device, compiled=compiled, attention=attention))
+        compiled, attention, weights = (
+            getattr(self._arguments, name) for name in ("compiled_drafter", "drafter_attention", "drafter_weights")
+        )
+        drafter = DrafterConfig(device=device, compiled=compiled, attention=attention, weights=weights)
+        return PipelineConfig(speculative=speculative, drafter=drafter)
 
     @contextmanager
     def engine(self, mode, device, *flags, folder=None):

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.config import CompilationMode
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.config import CompilationMode, set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
+from minedraft_core.config import ConfigError, DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.args import draft_model_speculation
 from minedraft_core.vllm.gpu.model import draft_config
+from minedraft_core.vllm.gpu.weights import EightBitLinear, EightBits, eight_bits
 from tests.gpu.simulation import write_model
 
 
@@ -58,3 +62,30 @@ def test_compiled_code_is_kept_over_starts_but_not_over_devices(target) -> None:
     assert target.compute_hash() != before
     hashes = {draft_config(target, torch.device("cuda", index), DrafterConfig(compiled=True)).compute_hash() for index in (0, 1)}
     assert len(hashes) == 2
+
+
+def test_eight_bits_are_for_the_linear_layers_of_a_drafter_that_has_none_yet(target, monkeypatch) -> None:
+    eight = DrafterConfig(weights="fp8")
+    draft = draft_config(target, torch.device("cuda", 1), eight)
+    assert target.quant_config is None
+    assert isinstance(draft.quant_config, EightBits)
+    linear = LinearBase.__new__(LinearBase)  # the rest of it needs a group of devices
+    torch.nn.Module.__init__(linear)
+    with set_current_vllm_config(draft):
+        assert isinstance(draft.quant_config.get_quant_method(linear, "linear"), EightBitLinear)
+    assert draft.quant_config.get_quant_method(torch.nn.Embedding(2, 2), "embedding") is None
+    monkeypatch.setattr(type(target), "get_quantization_config", lambda *_: EightBits())
+    with pytest.raises(ConfigError, match="quantized already; remove the flag"):
+        draft_config(target, torch.device("cuda", 1), eight)
+
+
+@given(st.integers(0, 2**31), st.floats(1e-6, 1e6))
+def test_eight_bits_are_near_the_weights(seed: int, size: float) -> None:
+    weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) * size
+    weight[2] = 0.0
+    quantized, scale = eight_bits(weight)
+    back = quantized.float() * scale
+    largest = weight.abs().amax(dim=1, keepdim=True)
+    # Three bits of mantissa, and below 2^-6 of the type steps of 2^-9.
+    assert ((back - weight).abs() <= weight.abs() / 16 + largest / 448 * 2**-10 * 1.01).all()
+    assert (back[2] == 0.0).all()

@@ -26,6 +26,7 @@ from minedraft_core.vllm.additional import AdditionalConfig
 from minedraft_core.vllm.gpu.attention import NAME, DraftAttention, DraftStep
 from minedraft_core.vllm.gpu.decode import MAX_QUERIES, Heads
 from minedraft_core.vllm.gpu.layout import Reserve
+from minedraft_core.vllm.gpu.weights import EightBits
 
 # FlashAttention 3 takes a plan made beforehand.
 _PLANNING_VERSION = 3
@@ -43,6 +44,10 @@ def draft_config(config: VllmConfig, device: torch.device, drafter: DrafterConfi
     draft = copy.copy(config)
     draft.model_config = speculative.draft_model_config
     draft.quant_config = VllmConfig.get_quantization_config(draft.model_config, config.load_config)
+    if drafter.weights == "fp8":
+        if draft.quant_config is not None:
+            raise ConfigError(f"--drafter-weights fp8: {draft.model_config.model} is quantized already; remove the flag")
+        draft.quant_config = EightBits()
     draft.cache_config = copy.copy(config.cache_config)
     draft.cache_config.cache_dtype = "auto"
     draft.cache_config.sliding_window = _only_window(draft.model_config)

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--probability", type=float, default=0.75, help="that a draft is right, in the stage sweep")
     parser.add_argument("--compiled-drafter", action="store_true")
     parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
+    parser.add_argument("--drafter-weights", choices=("as_saved", "fp8"), default="as_saved")
     parser.add_argument("--steps-ahead", type=int, help="of pearl; without it as many as the times allow")
     parser.add_argument("--samples", type=int, default=2000, help="of each prompt and temperature, in the stage sampling")
     parser.add_argument("--soaked", type=lambda text: text.split(","), default=["parallel", "pearl"], help="modes of the stage soak")

@@ -55,6 +55,7 @@ def pipeline(arguments, draft, mode, device, length=None):
             synthetic_acceptance_length=length,
             compiled=arguments.compiled_drafter,
             attention=arguments.drafter_attention,
+            weights=arguments.drafter_weights,
         ),
     )
 
