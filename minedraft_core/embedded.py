@@ -25,7 +25,7 @@ PACKAGE_VERSION = "0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PACKED_DRAFTER = Path(__file__).parent / "assets" / "smollm2-drafter.safetensors"
-PACKED_DRAFTER_SHA256 = "3ca86a62eb9cc90d5cd5292d7e7b71606a5e2c876ef5b4c511fcc3e37ad98646"
+PACKED_DRAFTER_SHA256 = "9eff3d1fae8d55599cfcf5804fde639ccdeac72d5cf53f716a5d96492acfaee4"
 NEEDED_BYTES = 400 << 20
 
 _TARGET_RECIPE = f"gguf-{GGUF_SHA256[:12]}-bfloat16-v1"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -170,6 +171,23 @@ def test_writing_goes_on_where_it_was_broken_off(target, corpus, tmp_path):
     assert torch.equal(again.take(everything).tokens, corpus.take(everything).tokens)
     with pytest.raises(ValueError, match="other settings"):
         write_corpus(tmp_path, CorpusPlan(**{**plan.__dict__, "seed": 6}), target, Words(), ["abc"])
+
+
+def test_a_shard_that_another_run_has_begun_is_left_to_it(target, corpus, tmp_path):
+    plan = CorpusPlan(shards=2, rows=192, length=40, top=8, temperatures=(0.0, 1.0), user_temperature=1.0, seed=5)
+    steps = []
+    elsewhere = FileLock(tmp_path / "shard-00000.lock", thread_local=False)
+    elsewhere.acquire()
+
+    def on_step():
+        steps.append((tmp_path / "shard-00000.safetensors").exists())
+        if len(steps) == plan.length:  # the other run breaks off
+            elsewhere.release()
+
+    write_corpus(tmp_path, plan, target, Words(), ["abc"], on_step)
+    assert len(steps) == 2 * plan.length, "both shards were written, that of the other run last"
+    everything = torch.arange(corpus.rows)
+    assert torch.equal(Corpus(tmp_path, 2, CPU).take(everything).tokens, corpus.take(everything).tokens)
 
 
 def test_soft_loss_is_the_kl_divergence_where_all_tokens_are_noted():

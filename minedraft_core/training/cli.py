@@ -135,7 +135,10 @@ def train(
     ],
     out: Annotated[Path, typer.Argument(help="Folder for the drafter; a run broken off goes on from what is there.")],
     corpus: Annotated[
-        Path | None, typer.Option(help="Folder for the text the target writes; may be shared by several runs. [default: OUT/corpus]")
+        Path | None,
+        typer.Option(
+            help="Folder for the text the target writes; may be shared by several runs, which write it together. [default: OUT/corpus]"
+        ),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="More prompts to train on, one a line or JSON lines.", exists=True, dir_okay=False)
@@ -146,32 +149,32 @@ def train(
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of the drafter.", min=1)] = 3,
     intermediate_size: Annotated[int | None, typer.Option(help="Width of its MLPs. [default: the target's]", min=1)] = None,
-    vocabulary: Annotated[int, typer.Option(help="Tokens it can propose: the most frequent of the answers.", min=2)] = 8192,
+    vocabulary: Annotated[int, typer.Option(help="Tokens it can propose: the most frequent of the answers.", min=2)] = 16384,
     shards: Annotated[int, typer.Option(help="Shards of text; each holds ROWS x LENGTH tokens.", min=1)] = 8,
     rows: Annotated[int, typer.Option(help="Conversations written at once; take what the device's memory holds.", min=1)] = 3072,
     length: Annotated[int, typer.Option(help="Tokens of a conversation.", min=16)] = 1280,
     top: Annotated[int, typer.Option(help="Most likely next tokens noted at each position.", min=1)] = 32,
-    temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,0.5,1",
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,1,1",
     user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0)] = 1.0,
     passages: Annotated[float, typer.Option(help="Share of conversations about a long text.", min=0, max=1)] = 0.25,
     foreign: Annotated[float, typer.Option(help="Share of conversations about a sentence of another language.", min=0, max=1)] = 0.1,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 6000,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 14000,
     minutes: Annotated[
         float | None,
         typer.Option(help="End training after so long, the learning rate down by then; such a run cannot be repeated exactly.", min=0),
     ] = None,
     batch_rows: Annotated[int, typer.Option(help="Conversations a step.", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-2,
     hard_weight: Annotated[
         float,
         typer.Option(
             help="Weight of the target's most likely token in the loss; what the weights leave is for KL divergence.", min=0, max=1
         ),
-    ] = 0.3,
+    ] = 0.1,
     miss_weight: Annotated[
         float, typer.Option(help="Weight of the probability that a sampled draft is rejected; for drafters that draw.", min=0, max=1)
-    ] = 0.0,
-    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="AdamW, or Muon for the matrices.")] = "adamw",
+    ] = 0.5,
+    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="AdamW, or Muon for the matrices.")] = "muon",
     user_weight: Annotated[float, typer.Option(help="Weight of tokens outside answers.", min=0, max=1)] = 0.2,
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out prompts of the target's own.", min=50)] = 1000,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -120,6 +122,9 @@ FOREIGN = (
 )
 
 
+_NONE, _FOREVER = 0, -1  # of waiting, as FileLock counts
+
+
 @dataclass(frozen=True)
 class CorpusPlan:
     """What to write. `rows` conversations a shard, each of `length` tokens, with the `top` most likely next tokens noted per position.
@@ -204,6 +209,7 @@ def write_corpus(
 ) -> None:
     """Write the shards that `folder` lacks. A shard depends on the plan and its number alone (and on the device's arithmetic).
 
+    Several processes can write a corpus together, each on its own device: a shard that another one has begun is left to it.
     Raises ValueError where the folder holds a corpus of another plan.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,10 +219,8 @@ def write_corpus(
         raise ValueError(f"{folder} holds a corpus with other settings ({note}); give another folder or the same settings")
     note.write_text(json.dumps(wanted))
     template = Template.of(tokenizer)
-    for shard in range(plan.shards):
-        path = folder / f"shard-{shard:05d}.safetensors"
-        if path.exists():
-            continue
+
+    def write_shard(shard: int, path: Path) -> None:
         generator = torch.Generator(target.device).manual_seed(plan.seed * 100_003 + shard)
         written = write(
             target,
@@ -233,6 +237,14 @@ def write_corpus(
         partial = path.with_suffix(".partial")
         save_file({name: value.cpu() for name, value in written.__dict__.items()}, partial)
         partial.rename(path)
+
+    # First what nobody has begun, then what has been begun elsewhere and was not ended.
+    for patience in (_NONE, _FOREVER):
+        for shard in range(plan.shards):
+            path = folder / f"shard-{shard:05d}.safetensors"
+            with suppress(Timeout), FileLock(path.with_suffix(".lock"), timeout=patience):
+                if not path.exists():
+                    write_shard(shard, path)
 
 
 class Corpus:

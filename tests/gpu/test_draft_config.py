@@ -53,15 +53,15 @@ def test_the_drafters_layers_and_choices_are_its_own(target) -> None:
     )
 
 
-def test_compiled_code_is_kept_over_starts_but_not_over_devices(target) -> None:
+def test_compiled_code_is_kept_over_starts_but_not_over_devices_or_weights(target) -> None:
     assert pickle.loads(pickle.dumps(target)).additional_config.compute_hash() == target.additional_config.compute_hash()
     before = target.compute_hash()
     target.additional_config = with_own({"other": 1}, PipelineConfig(feed_address="ipc:///tmp/new"))
     assert target.compute_hash() == before
     target.additional_config = with_own({"other": 2}, PipelineConfig())
     assert target.compute_hash() != before
-    hashes = {draft_config(target, torch.device("cuda", index), DrafterConfig(compiled=True)).compute_hash() for index in (0, 1)}
-    assert len(hashes) == 2
+    drafters = [(index, DrafterConfig(compiled=True, weights=weights)) for index in (0, 1) for weights in ("as_saved", "fp8")]
+    assert len({draft_config(target, torch.device("cuda", index), drafter).compute_hash() for index, drafter in drafters}) == 4
 
 
 def test_eight_bits_are_for_the_linear_layers_of_a_drafter_that_has_none_yet(target, monkeypatch) -> None:

@@ -64,8 +64,9 @@ def draft_config(config: VllmConfig, device: torch.device, drafter: DrafterConfi
     compilation.disabled_custom_ops = Counter()
     compilation.traced_files = set()
     compilation.cudagraph_mode = CUDAGraphMode.NONE
-    # Compiled code is kept on disk and names its device, which vLLM's key of it leaves out.
-    draft.additional_config = AdditionalConfig({**config.additional_config, "minedraft_drafter_device": device.index})
+    # Compiled code is kept on disk and names its device and products, which vLLM's key of it leaves out.
+    own = {"minedraft_drafter_device": device.index, "minedraft_drafter_weights": drafter.weights}
+    draft.additional_config = AdditionalConfig({**config.additional_config, **own})
     if not drafter.compiled:
         compilation.mode = CompilationMode.NONE
         compilation.custom_ops = ["all"]
