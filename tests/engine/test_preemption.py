@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module", params=[pytest.param({}, id="all"), pytest.param(TETRIS, id="tetris", marks=pytest.mark.slow)])
 def small(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """A KV cache of 23 blocks of 32 tokens; one more is never used."""
-    with engine("pearl", keys=request.param, block_size=32, num_gpu_blocks_override=24, max_model_len=448) as started:
+    """A KV cache of 17 blocks of 32 tokens; one more is never used."""
+    with engine("pearl", keys=request.param, block_size=32, num_gpu_blocks_override=18, max_model_len=448) as started:
         yield started
 
 
