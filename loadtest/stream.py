@@ -101,6 +101,9 @@ class Transcript:
                     raise AnswerError("the stream has no usage: the server has to know stream_options.include_usage")
                 if self.deliveries and not self.usage[1]:
                     raise AnswerError("usage counts no output token, though the stream brought some")
+                if self.first is None and self.usage[1]:
+                    # The one token is not shown: it came with the event that ends the output.
+                    self.first = self.last
                 self.end = self._clock.now()
                 return True
             self._take(data)

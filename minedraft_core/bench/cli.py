@@ -21,7 +21,7 @@ from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
-from minedraft_core.embedded import prepare
+from minedraft_core.embedded import CPU_ENGINE_FLAGS, prepare
 from minedraft_core.errors import errors_in_one_line
 
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -118,7 +118,8 @@ def bench_engine(
         )
         if json_file is not None:
             json_file.touch()
-        rows = _measure(plan, read_prompts(prompts), max_model_len, context.args, console, json_file)
+        flags = [*(CPU_ENGINE_FLAGS if model is None and not on_gpus() else ()), *context.args]
+        rows = _measure(plan, read_prompts(prompts), max_model_len, flags, console, json_file)
     show(table(plan, rows))
 
 

@@ -55,6 +55,13 @@ def test_completions() -> None:
     assert (seconds_of(bucket), count) == (pytest.approx(1, rel=0.01), 1)
 
 
+@pytest.mark.parametrize(("tokens", "first"), [(1, 1), (0, None)])
+def test_a_first_token_that_ends_the_output_unseen_comes_with_its_end(tokens: int, first: int | None) -> None:
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": tokens}}
+    found, _ = read(text("", "stop"), usage, b"data: [DONE]\n")
+    assert (found.first, found.last, found.deliveries) == (first, 1, 0)
+
+
 def test_the_role_of_a_chat_is_no_token_but_reasoning_and_tools_are() -> None:
     events = [
         delta(role="assistant", content=""),
