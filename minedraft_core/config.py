@@ -159,12 +159,13 @@ class DrafterConfig(BaseModel):
     replay_acceptance: float = Field(default=1.0, ge=0, le=1, description="for benchmarks: how often a replayed token is proposed")
     device: int | None = Field(default=None, ge=0, description="CUDA device of the drafter; none: the first after the target's")
     compiled: bool = Field(default=False, description="on GPUs: compile the drafter as vLLM compiles the target")
-    attention: Literal["flash", "fused"] = Field(
-        default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
+    fused: Literal["none", "attention", "layers"] = Field(
+        default="none",
+        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers",
     )
     weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",
-        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, which are read in half the time",
+        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, read in half the time by fused layers",
     )
     steps_ahead: int | None = Field(
         default=None, ge=0, description="for tests on GPUs: draft steps that `pearl` goes ahead; none: as many as the times allow"

@@ -163,12 +163,13 @@ class Settings(BaseSettings):
         default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
     )
     drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
-    drafter_attention: Literal["flash", "fused"] = Field(
-        default="flash", description="on GPUs, attention of draft steps: vLLM's FlashAttention, or one kernel that writes the KV too"
+    drafter_fused: Literal["none", "attention", "layers"] = Field(
+        default="none",
+        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers",
     )
     drafter_weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",
-        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, which are read in half the time",
+        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, read in half the time by fused layers",
     )
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(
@@ -216,7 +217,7 @@ class Settings(BaseSettings):
             cores=self.drafter_cores,
             device=self.drafter_device,
             compiled=self.drafter_compiled,
-            attention=self.drafter_attention,
+            fused=self.drafter_fused,
             weights=self.drafter_weights,
             start_timeout=self.drafter_start_timeout,
             answer_timeout=self.drafter_answer_timeout,

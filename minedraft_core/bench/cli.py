@@ -78,9 +78,9 @@ def bench_engine(
     ] = 0,
     tetris_extra_proposals: Annotated[int, typer.Option(min=0, max=63, help="Draft tokens beyond k that they choose from.")] = 0,
     drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
-    drafter_attention: Annotated[
-        Literal["flash", "fused"], typer.Option(help="On GPUs, attention of draft steps: flash (vLLM's) or fused (one kernel).")
-    ] = "flash",
+    drafter_fused: Annotated[
+        Literal["none", "attention", "layers"], typer.Option(help="On GPUs: what of a draft step runs in our own kernels.")
+    ] = "none",
     drafter_weights: Annotated[
         Literal["as_saved", "fp8"], typer.Option(help="On GPUs, the drafter's linear layers: as_saved, or fp8, in 8 bits.")
     ] = "as_saved",
@@ -110,7 +110,7 @@ def bench_engine(
                 acceptance_length=acceptance_length,
                 prompt_tokens=prompt_tokens,
                 compiled_drafter=drafter_compiled,
-                drafter_attention=drafter_attention,
+                drafter_fused=drafter_fused,
                 drafter_weights=drafter_weights,
                 tetris_capacity=tetris_capacity,
                 tetris_extra=tetris_extra_proposals,

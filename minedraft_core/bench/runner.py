@@ -89,7 +89,7 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
         cores=arm.cores.drafter,
         device=device,
         compiled=plan.compiled_drafter,
-        attention=plan.drafter_attention,
+        fused=plan.drafter_fused,
         weights=plan.drafter_weights,
         synthetic_acceptance_length=plan.acceptance_length,
     )

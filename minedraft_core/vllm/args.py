@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from minedraft_core.config import ConfigError, DrafterConfig, PipelineConfig
+from minedraft_core.config import HEADS, ConfigError, DrafterConfig, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
@@ -59,6 +59,10 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if args.async_scheduling is False:
         raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
     config.speculative.check_on_gpus()
+    if config.drafter.fused == "layers" and config.speculative.method in HEADS:
+        raise ConfigError("--drafter-fused layers is for draft models: use attention or none with a head")
+    if config.drafter.weights == "fp8" and config.drafter.fused != "layers":
+        raise ConfigError("--drafter-weights fp8 needs --drafter-fused layers, whose kernels read them")
     if config.speculative.tetris and args.enforce_eager:
         raise ConfigError("--enforce-eager: 'tetris' needs CUDA graphs of the target on GPUs; remove one of the two")
     changes: dict[str, Any] = {
@@ -107,7 +111,7 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     config.speculative.check_on_cpu()
     if config.drafter.device is not None:
         raise ConfigError("--drafter-device is for GPUs: remove it; on CPU see --drafter-cores")
-    for name in ("compiled", "attention", "weights"):
+    for name in ("compiled", "fused", "weights"):
         if getattr(config.drafter, name) != DrafterConfig.model_fields[name].default:
             raise ConfigError(f"--drafter-{name} is for GPUs: remove it")
     if config.drafter.synthetic_acceptance_length is not None:

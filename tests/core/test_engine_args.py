@@ -57,11 +57,25 @@ def test_vllm_makes_room_for_the_longest_draft():
     assert changed.speculative_config["num_speculative_tokens"] == 5
 
 
-@pytest.mark.parametrize(("name", "value"), [("compiled", True), ("attention", "fused"), ("weights", "fp8"), ("device", 1)])
+@pytest.mark.parametrize(("name", "value"), [("compiled", True), ("fused", "attention"), ("weights", "fp8"), ("device", 1)])
 def test_what_is_for_the_drafter_on_gpus_is_refused_on_cpu(name, value):
     config = PARALLEL.model_copy(update={"drafter": DrafterConfig(**{name: value})})
     with pytest.raises(ConfigError, match=f"--drafter-{name} is for GPUs: remove it"):
         with_pipeline(AsyncEngineArgs(model="m"), config)
+
+
+@pytest.mark.parametrize(
+    ("method", "drafter", "message"),
+    [
+        ("eagle", DrafterConfig(fused="layers"), "--drafter-fused layers is for draft models"),
+        (None, DrafterConfig(weights="fp8"), "--drafter-weights fp8 needs --drafter-fused layers"),
+        (None, DrafterConfig(weights="fp8", fused="attention"), "--drafter-weights fp8 needs --drafter-fused layers"),
+    ],
+)
+def test_ways_of_drafting_that_exclude_each_other_are_refused(method, drafter, message):
+    config = PipelineConfig(speculative=MineDraftConfig(method=method, model="d", num_speculative_tokens=3), drafter=drafter)
+    with pytest.raises(ConfigError, match=message):
+        arguments._on_cuda(AsyncEngineArgs(model="m"), config)
 
 
 def test_what_gpus_do_not_know_is_refused_there():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minedraft_core.vllm.gpu import decode as decode_module
-from minedraft_core.vllm.gpu.decode import Heads, decode, decode_reference
+from minedraft_core.vllm.gpu.decode import Heads, Turn, decode
 
 SHAPES = ((9, 3, 64), (16, 8, 128), (32, 4, 128), (4, 4, 16))
 PAGE = 16
@@ -13,8 +13,56 @@ SHORT = (3, 1, 65, 300, 520)
 LONG = (*SHORT, 20, 1100, 2500)
 
 
+def turned_reference(states: torch.Tensor, norm: torch.Tensor | None, turn: Turn) -> torch.Tensor:
+    """Norm and rotation of heads, [tokens, heads, head]."""
+    wide = states.float()
+    if norm is not None:
+        wide = (wide * (wide.square().mean(dim=-1, keepdim=True) + turn.eps).rsqrt() * norm.float()).to(states.dtype).float()
+    cosines, sines = turn.angles[turn.positions].float()[:, None].chunk(2, dim=-1)
+    left, right = wide.chunk(2, dim=-1)
+    return torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1).to(states.dtype)
+
+
+def decode_reference(
+    heads: Heads,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: torch.Tensor,
+    output: torch.Tensor,
+    table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+    turn: Turn | None = None,
+) -> None:
+    """`decode` in plain torch, in float32."""
+    if turn is not None:
+        norms = turn.norms or (None, None)
+        query, key = (turned_reference(states, norm, turn) for states, norm in zip((query, key), norms, strict=True))
+    num_reqs, page, size = seq_lens.shape[0], cache.shape[2], heads.head_size
+    queries = query.shape[0] // num_reqs
+    for token in range(query.shape[0]):
+        slot = int(slots[token])
+        if slot >= 0:
+            cache[slot // page, :, slot % page, :size] = key[token]
+            cache[slot // page, :, slot % page, size:] = value[token]
+    group = heads.num_heads // heads.num_kv_heads
+    for request in range(num_reqs):
+        past = max(0, int(seq_lens[request]) - queries)
+        at = torch.arange(past, device=cache.device)
+        context = cache[table[request, at // page].long(), :, at % page].float()
+        for new in range(queries):
+            token = request * queries + new
+            mine = slice(request * queries, token + 1)
+            keys = torch.cat([context[..., :size], key[mine].float()]).repeat_interleave(group, dim=1)
+            values = torch.cat([context[..., size:], value[mine].float()]).repeat_interleave(group, dim=1)
+            weights = torch.einsum("hd,nhd->hn", query[token].float(), keys).mul(scale).softmax(dim=-1)
+            output[token] = torch.einsum("hn,nhd->hd", weights, values).to(output.dtype)
+
+
 def compare_decode(device: str, dtype: torch.dtype, seed: int, lengths: tuple[int, ...], tolerance: float) -> None:
-    """One and two new tokens, contexts from nothing to several parts, tokens that may not be written, twice with the same scratch."""
+    """One and two new tokens, contexts from nothing to several parts, tokens that may not be written, turned or not, one scratch."""
     generator = torch.Generator().manual_seed(seed)
     num_heads, num_kv_heads, size = SHAPES[seed % len(SHAPES)]
     for multiprocessors in (1, 132):
@@ -37,12 +85,17 @@ def compare_decode(device: str, dtype: torch.dtype, seed: int, lengths: tuple[in
             slots[0] = -1
             joined = random(num_reqs * queries, num_heads + 2 * num_kv_heads, size)
             query, key, value = joined.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-            for _ in range(2):
+            angles = torch.randn(max(lengths) + 1, size // 2, generator=generator) * 3
+            turned = (at.flatten(), torch.cat([angles.cos(), angles.sin()], dim=1).to(device, dtype))
+            norms = (random(size), random(size))
+            turns = (None, Turn(*turned, None, 1e-6, chained=False), Turn(*turned, norms, 1e-6, chained=device != "cpu"))
+            for turn in turns[: 3 if multiprocessors > 1 else 1]:
                 caches, outputs = [cache.clone(), cache.clone()], [torch.zeros_like(query) for _ in range(2)]
-                common = (table, seq_lens, slots.flatten(), size**-0.5)
+                common = (table, seq_lens, slots.flatten(), size**-0.5, turn)
                 decode(heads, scratch, query, key, value, caches[0], outputs[0], *common)
                 decode_reference(heads, query, key, value, caches[1], outputs[1], *common)
-                torch.testing.assert_close(caches[0], caches[1], rtol=0, atol=0)
+                exact = 0 if turn is None else tolerance
+                torch.testing.assert_close(caches[0], caches[1], rtol=exact, atol=exact)
                 torch.testing.assert_close(outputs[0], outputs[1], rtol=tolerance, atol=tolerance)
                 assert int(scratch.arrived.abs().sum()) == 0
 
@@ -56,16 +109,21 @@ def compile_decode(capability: int) -> list[int]:
     pointers = dict.fromkeys(("query", "key", "value", "cache", "output"), "*bf16") | dict.fromkeys(
         ("table", "seq_lens", "arrived"), "*i32"
     )
-    pointers |= {"slots": "*i64", "part_sums": "*fp32", "part_stats": "*fp32", "scale": "fp32"}
+    pointers |= dict.fromkeys(("angles", "query_norm", "key_norm"), "*bf16") | {"slots": "*i64", "positions": "*i64"}
+    pointers |= {"part_sums": "*fp32", "part_stats": "*fp32", "scale": "fp32", "eps": "fp32"}
     kernel, sizes = decode_module._decode_kernel, []
     for num_heads, num_kv_heads, size in SHAPES:
         heads = Heads(num_heads, num_kv_heads, size, 132)
-        for num_reqs, queries in ((8, 1), (64, 2)):
-            constants = heads.constants(num_reqs, queries, PAGE)
+        for num_reqs, queries, turned in ((8, 1, False), (64, 2, False), (8, 1, True), (32, 2, True)):
+            constants = heads.constants(num_reqs, queries, PAGE) | {"TURNED": turned, "NORMED": turned, "CHAINED": turned}
             names = kernel.arg_names
             signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-            aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants and name != "scale"}
+            aligned = {
+                (names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants and name not in ("scale", "eps")
+            }
             source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=decode_module.LAUNCH)
+            compiled = triton.compile(
+                source, target=GPUTarget("cuda", capability, 32), options={**decode_module.LAUNCH, "launch_pdl": turned}
+            )
             sizes.append(compiled.metadata.shared)
     return sizes

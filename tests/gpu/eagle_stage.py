@@ -45,10 +45,8 @@ class Eagle:
         speculative = MineDraftConfig(
             method=self.method, model=str(self._head), num_speculative_tokens=self._arguments.k, is_parallel=mode == "parallel"
         )
-        compiled, attention, weights = (
-            getattr(self._arguments, name) for name in ("compiled_drafter", "drafter_attention", "drafter_weights")
-        )
-        drafter = DrafterConfig(device=device, compiled=compiled, attention=attention, weights=weights)
+        compiled, fused, weights = (getattr(self._arguments, name) for name in ("compiled_drafter", "drafter_fused", "drafter_weights"))
+        drafter = DrafterConfig(device=device, compiled=compiled, fused=fused, weights=weights)
         return PipelineConfig(speculative=speculative, drafter=drafter)
 
     @contextmanager

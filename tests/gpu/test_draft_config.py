@@ -60,7 +60,9 @@ def test_compiled_code_is_kept_over_starts_but_not_over_devices_or_weights(targe
     assert target.compute_hash() == before
     target.additional_config = with_own({"other": 2}, PipelineConfig())
     assert target.compute_hash() != before
-    drafters = [(index, DrafterConfig(compiled=True, weights=weights)) for index in (0, 1) for weights in ("as_saved", "fp8")]
+    drafters = [
+        (index, DrafterConfig(compiled=True, fused="layers", weights=weights)) for index in (0, 1) for weights in ("as_saved", "fp8")
+    ]
     assert len({draft_config(target, torch.device("cuda", index), drafter).compute_hash() for index, drafter in drafters}) == 4
 
 

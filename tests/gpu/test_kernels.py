@@ -14,6 +14,7 @@ from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
 from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
 from tests.gpu.eagle_cases import compare_eagle, compile_eagle
 from tests.gpu.kernel_cases import compare, compare_chains
+from tests.gpu.product_cases import LARGE, compare_products, compile_products
 
 _INTERPRETED = "from tests.gpu.kernel_cases import compare\nfor seed in range(10): compare('cpu', seed)"
 _CHAINS = "from tests.gpu.kernel_cases import compare_chains\nfor seed in range(10): compare_chains('cpu', seed)"
@@ -23,6 +24,11 @@ from tests.gpu.decode_cases import SHORT, compare_decode
 for seed in range(2): compare_decode('cpu', torch.float32, seed, SHORT, 1e-4)
 """
 
+_PRODUCTS = """
+import torch
+from tests.gpu.product_cases import SMALL, compare_products
+compare_products('cpu', torch.float32, SMALL, 1e-4)
+"""
 _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10): compare_eagle('cpu', seed)"
 
 
@@ -32,12 +38,14 @@ _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10)
         ["-c", _INTERPRETED],
         ["-c", _CHAINS],
         ["-c", _DECODE],
+        ["-c", _PRODUCTS],
         ["-c", _EAGLE],
+        ["-m", "tests.gpu.layer_numbers"],
         ["-m", "tests.gpu.lives"],
         ["-m", "tests.gpu.lookahead_lives"],
         ["-m", "tests.gpu.eagle_lives"],
     ],
-    ids=["references", "chains", "decode", "eagle", "lives", "lookahead", "eagle lives"],
+    ids=["references", "chains", "decode", "products", "eagle", "layers", "lives", "lookahead", "eagle lives"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
@@ -64,6 +72,17 @@ def test_compiled_eagle(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_compiled_decode(seed: int) -> None:
     compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chained", [False, True])
+def test_compiled_products(chained: bool) -> None:
+    compare_products("cuda", torch.bfloat16, LARGE, 3e-2, chained=chained)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")
+def test_the_kernel_of_products_compiles_for_hopper() -> None:
+    assert all(0 < size < 100_000 for size in compile_products(90))
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION:UserWarning")

@@ -3,6 +3,7 @@
 A draft step has one or two new tokens a request. General kernels write the cache, spread the work and combine its parts in launches of
 their own, which in a small model takes longer than reading the KV. Here each program takes one request, one KV head and one part of the
 context; the part that ends last combines them (the online softmax of FlashAttention, arXiv 2205.14135, and the split of FlashDecoding).
+With a `Turn` it also does what precedes attention in a layer: the norm of queries and keys and their rotation (RoPE, arXiv 2104.09864).
 """
 
 from __future__ import annotations
@@ -23,6 +24,26 @@ LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
+def _turned(at, live, norm, angles, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Heads at the pointers `at` [n, 1], [n, HEAD] in their own type; `angles` [n, 1] points to their cosines and sines."""
+    column = tl.arange(0, HEAD)[None, :]
+    values = tl.load(at + column, mask=live, other=0.0)
+    if TURNED:
+        half: tl.constexpr = HEAD // 2
+        opposite = column ^ half
+        mine, others = values.to(tl.float32), tl.load(at + opposite, mask=live, other=0.0).to(tl.float32)
+        if NORMED:
+            fade = tl.rsqrt(tl.sum(mine * mine, axis=1) / HEAD + eps)[:, None]
+            mine = (mine * fade * tl.load(norm + column).to(tl.float32)).to(values.dtype).to(tl.float32)
+            others = (others * fade * tl.load(norm + opposite).to(tl.float32)).to(values.dtype).to(tl.float32)
+        angle = column % half
+        cosine = tl.load(angles + angle, mask=live, other=0.0).to(tl.float32)
+        sine = tl.load(angles + half + angle, mask=live, other=0.0).to(tl.float32)
+        values = (mine * cosine + tl.where(column < half, -others, others) * sine).to(values.dtype)
+    return values
+
+
+@triton.jit
 def _decode_kernel(
     query,
     key,
@@ -35,7 +56,12 @@ def _decode_kernel(
     part_sums,
     part_stats,
     arrived,
+    positions,
+    angles,
+    query_norm,
+    key_norm,
     scale,
+    eps,
     query_stride,
     key_stride,
     value_stride,
@@ -52,7 +78,13 @@ def _decode_kernel(
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     SHORTEST: tl.constexpr,
+    TURNED: tl.constexpr,
+    NORMED: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    if CHAINED:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -65,15 +97,23 @@ def _decode_kernel(
         live = token < QUERIES
         query_head = head * GROUP + row % GROUP
         first = request.to(tl.int64) * QUERIES
-        query_at = query + (first + token)[:, None] * query_stride + query_head[:, None] * HEAD + column[None, :]
-        queries = tl.load(query_at, mask=live[:, None], other=0.0)
+        turn = angles
+        if TURNED:
+            turn += tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD
+        query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
+        queries = _turned(query_at, live[:, None], query_norm, turn, eps, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, HEAD], tl.float32)
 
         if part == 0:
             for new in tl.static_range(QUERIES):
-                keys = tl.load(key + (first + new) * key_stride + head * HEAD + column)
+                key_turn = angles
+                if TURNED:
+                    key_turn += tl.load(positions + first + new) * HEAD
+                one = tl.zeros([1, 1], tl.int64)
+                key_at = key + (first + new) * key_stride + head * HEAD + one
+                keys = tl.reshape(_turned(key_at, one == 0, key_norm, key_turn + one, eps, HEAD, TURNED, NORMED), [HEAD])
                 values = tl.load(value + (first + new) * value_stride + head * HEAD + column)
                 slot = tl.load(slots + first + new)
                 if slot >= 0:
@@ -153,6 +193,22 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What precedes attention, done by its kernel.
+
+    positions int64 [tokens]; angles [positions, head], in the model's type: the cosines of a position, then its sines, for halves that are
+    turned into each other. `norms`: of the queries' and of the keys' heads, [head] each, if the model has them. `chained`: the kernel
+    before was launched so that this one may start early.
+    """
+
+    positions: torch.Tensor
+    angles: torch.Tensor
+    norms: tuple[torch.Tensor, torch.Tensor] | None
+    eps: float
+    chained: bool
+
+
+@dataclass(frozen=True)
 class Heads:
     """What is the same in all layers."""
 
@@ -211,6 +267,7 @@ def decode(
     seq_lens: torch.Tensor,
     slots: torch.Tensor,
     scale: float,
+    turn: Turn | None = None,
 ) -> None:
     """Write the KV of the new tokens and attend causally. The same number of new tokens, 1 or 2, for every request.
 
@@ -219,6 +276,7 @@ def decode(
     slots int64 [tokens], negative where nothing may be written.
     """
     num_reqs = seq_lens.shape[0]
+    query_norm, key_norm = (query, key) if turn is None or turn.norms is None else turn.norms
     _decode_kernel[(num_reqs, heads.num_kv_heads, heads.parts(num_reqs))](
         query,
         key,
@@ -231,7 +289,12 @@ def decode(
         scratch.sums,
         scratch.stats,
         scratch.arrived,
+        slots if turn is None else turn.positions,
+        query if turn is None else turn.angles,
+        query_norm,
+        key_norm,
         scale * _LOG2_E,
+        0.0 if turn is None else turn.eps,
         query.stride(0),
         key.stride(0),
         value.stride(0),
@@ -241,39 +304,9 @@ def decode(
         cache.stride(2),
         table.stride(0),
         **heads.constants(num_reqs, query.shape[0] // num_reqs, cache.shape[2]),
+        TURNED=turn is not None,
+        NORMED=turn is not None and turn.norms is not None,
+        CHAINED=turn is not None and turn.chained,
+        launch_pdl=turn is not None and turn.chained,
         **LAUNCH,
     )
-
-
-def decode_reference(
-    heads: Heads,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cache: torch.Tensor,
-    output: torch.Tensor,
-    table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slots: torch.Tensor,
-    scale: float,
-) -> None:
-    """`decode` in plain torch, in float32."""
-    num_reqs, page, size = seq_lens.shape[0], cache.shape[2], heads.head_size
-    queries = query.shape[0] // num_reqs
-    for token in range(query.shape[0]):
-        slot = int(slots[token])
-        if slot >= 0:
-            cache[slot // page, :, slot % page, :size] = key[token]
-            cache[slot // page, :, slot % page, size:] = value[token]
-    group = heads.num_heads // heads.num_kv_heads
-    for request in range(num_reqs):
-        past = max(0, int(seq_lens[request]) - queries)
-        at = torch.arange(past, device=cache.device)
-        context = cache[table[request, at // page].long(), :, at % page].float()
-        for new in range(queries):
-            token = request * queries + new
-            mine = slice(request * queries, token + 1)
-            keys = torch.cat([context[..., :size], key[mine].float()]).repeat_interleave(group, dim=1)
-            values = torch.cat([context[..., size:], value[mine].float()]).repeat_interleave(group, dim=1)
-            weights = torch.einsum("hd,nhd->hn", query[token].float(), keys).mul(scale).softmax(dim=-1)
-            output[token] = torch.einsum("hn,nhd->hd", weights, values).to(output.dtype)

@@ -15,6 +15,7 @@ from minedraft_core.vllm.gpu.eagle.engine import EagleEngine
 from minedraft_core.vllm.gpu.eagle.model import EagleModel, head_config
 from minedraft_core.vllm.gpu.eagle.speculator import EagleSpeculator
 from minedraft_core.vllm.gpu.engine import DraftEngine
+from minedraft_core.vllm.gpu.fused import FusedModel
 from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
 from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_group
 from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
@@ -47,7 +48,8 @@ class SeparateModel(Method):
         if device is None:
             return None
         with torch.cuda.device(device):
-            return DraftModel(draft_config(config, device, drafter), device, group)
+            kind = FusedModel if drafter.fused == "layers" else DraftModel
+            return kind(draft_config(config, device, drafter), device, group)
 
 
 class Head(Method):

@@ -52,7 +52,7 @@ def draft_config(config: VllmConfig, device: torch.device, drafter: DrafterConfi
     draft.cache_config.cache_dtype = "auto"
     draft.cache_config.sliding_window = _only_window(draft.model_config)
     draft.attention_config = copy.copy(config.attention_config)
-    draft.attention_config.backend = AttentionBackendEnum[NAME if drafter.attention == "fused" else "FLASH_ATTN"]
+    draft.attention_config.backend = AttentionBackendEnum[NAME if drafter.fused != "none" else "FLASH_ATTN"]
     draft.attention_config.backend_per_kind = {}
     draft.parallel_config = copy.copy(config.parallel_config)
     draft.parallel_config.tensor_parallel_size = 1
@@ -148,8 +148,8 @@ class DraftModel:
         heads = Heads(*shapes.pop(), torch.cuda.get_device_properties(self.device).multi_processor_count)
         if shapes or not plain or not heads.supported:
             raise ConfigError(
-                f"--drafter-attention fused cannot run the draft model {self.name}: it needs layers that are alike, "
-                "with plain causal attention and heads of 16, 32, 64, 128 or 256; use flash"
+                f"--drafter-fused cannot run the draft model {self.name}: it needs layers that are alike, "
+                "with plain causal attention and heads of 16, 32, 64, 128 or 256; use none"
             )
         return heads
 

@@ -1,7 +1,7 @@
 """Weights of the draft model in eight bits: a draft step takes about as long as reading them, and drafts need not be exact.
 
-They are made from the weights as they were saved, one scale for each output channel, and multiplied by vLLM's Marlin kernel, which takes
-activations as they are. Embedding and output head stay as they were saved.
+They are made from the weights as they were saved, one scale for each output channel. The kernels of draft steps read them as they are;
+prompts, which are many tokens, widen a layer's weights before its product. Embedding and output head stay as they were saved.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
+from torch.nn.functional import linear
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import QuantizationMethods
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
-from vllm.model_executor.layers.quantization.utils.marlin_utils import MARLIN_MAX_BLOCKS_PER_SM, marlin_make_workspace_new
-from vllm.model_executor.layers.quantization.utils.marlin_utils_fp8 import apply_fp8_marlin_linear, prepare_fp8_layer_for_marlin
 from vllm.model_executor.utils import replace_parameter
 
 EIGHT_BITS = torch.float8_e4m3fn
@@ -31,29 +30,14 @@ class EightBitLinear(UnquantizedLinearMethod):
     """A linear layer that is loaded as it was saved and then quantized."""
 
     def process_weights_after_loading(self, layer: Module) -> None:
-        """Quantize the weights and lay them out for the kernel."""
-        weight = layer.weight.data
-        layer.orig_dtype = weight.dtype
-        layer.output_size_per_partition, layer.input_size_per_partition = weight.shape
-        quantized, scale = eight_bits(weight)
-        replace_parameter(layer, "weight", quantized.t())
-        layer.weight_scale = Parameter(scale.t(), requires_grad=False)
-        prepare_fp8_layer_for_marlin(layer)
-        # vLLM's shared locks are on the target's device.
-        layer.locks = marlin_make_workspace_new(weight.device, MARLIN_MAX_BLOCKS_PER_SM)
+        """Quantize the weights."""
+        quantized, scale = eight_bits(layer.weight.data)
+        replace_parameter(layer, "weight", quantized)
+        layer.weight_scale = Parameter(scale, requires_grad=False)
 
     def apply(self, layer: Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., in] -> [..., out], of the same type."""
-        product: torch.Tensor = apply_fp8_marlin_linear(
-            input=x,
-            weight=layer.weight,
-            weight_scale=layer.weight_scale,
-            workspace=layer.locks,
-            size_n=layer.output_size_per_partition,
-            size_k=layer.input_size_per_partition,
-            bias=bias,
-        )
-        return product
+        return linear(x, layer.weight.to(x.dtype).mul_(layer.weight_scale), bias)
 
 
 class EightBits(QuantizationConfig):
@@ -64,13 +48,13 @@ class EightBits(QuantizationConfig):
         return "fp8"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Activations that the kernel takes."""
+        """Activations of the layers."""
         return [torch.bfloat16, torch.float16]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """The kernel's."""
-        return 75
+        """What Triton converts the type on."""
+        return 89
 
     @staticmethod
     def get_config_filenames() -> list[str]:

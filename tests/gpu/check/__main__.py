@@ -8,9 +8,9 @@ from pathlib import Path
 
 import tests.gpu.check as package
 from minedraft_core.vllm.args import runs_on_cpu
-from tests.gpu.check import basics, features, findings, pearl, sampling, soak, sweep, switch
+from tests.gpu.check import basics, features, findings, pearl, sampling, soak, step, sweep, switch
 
-MODULES = (basics, sweep, pearl, features, sampling, switch, soak)
+MODULES = (basics, sweep, pearl, features, sampling, switch, soak, step)
 STAGES = {
     name.removeprefix("stage_"): function
     for module in MODULES
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--depths", type=integers, default=[1, 2, 3, 4, 5], help="draft lengths of the stage sweep")
     parser.add_argument("--probability", type=float, default=0.75, help="that a draft is right, in the stage sweep")
     parser.add_argument("--compiled-drafter", action="store_true")
-    parser.add_argument("--drafter-attention", choices=("flash", "fused"), default="flash")
+    parser.add_argument("--drafter-fused", choices=("none", "attention", "layers"), default="none")
     parser.add_argument("--drafter-weights", choices=("as_saved", "fp8"), default="as_saved")
     parser.add_argument("--steps-ahead", type=int, help="of pearl; without it as many as the times allow")
     parser.add_argument("--samples", type=int, default=2000, help="of each prompt and temperature, in the stage sampling")

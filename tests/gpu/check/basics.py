@@ -54,7 +54,7 @@ def pipeline(arguments, draft, mode, device, length=None):
             steps_ahead=arguments.steps_ahead,
             synthetic_acceptance_length=length,
             compiled=arguments.compiled_drafter,
-            attention=arguments.drafter_attention,
+            fused=arguments.drafter_fused,
             weights=arguments.drafter_weights,
         ),
     )
@@ -120,12 +120,15 @@ def stage_kernels(_arguments) -> None:
 
     from tests.gpu.decode_cases import LONG, compare_decode
     from tests.gpu.kernel_cases import compare, compare_chains
+    from tests.gpu.product_cases import LARGE, compare_products
 
     for seed in range(20):
         compare("cuda", seed)
         compare_chains("cuda", seed)
     for seed in range(8):
         compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
+    for chained in (False, True):
+        compare_products("cuda", torch.bfloat16, LARGE, 3e-2, chained=chained)
     say(True, "kernels agree with their references")
 
 

@@ -1,0 +1,56 @@
+"""A draft model whose draft steps run in kernels of their own: five a layer, where vLLM's take three times as many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import GroupCoordinator
+
+from minedraft_core.config import ConfigError
+from minedraft_core.vllm.gpu.layers import Step, UnsupportedError, read_layers
+from minedraft_core.vllm.gpu.model import DraftModel
+from minedraft_core.vllm.gpu.products import MOST_ROWS
+
+# Programmatic dependent launch came with Hopper.
+_CHAINING_CAPABILITY = (9, 0)
+
+
+class FusedModel(DraftModel):
+    """A causal LM on one device. Prompts, and steps of more tokens than the kernels are made for, run as vLLM runs them."""
+
+    def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
+        """As the base's; raises ConfigError for models that the kernels cannot run."""
+        super().__init__(config, device, group)
+        chained = torch.cuda.get_device_capability(device) >= _CHAINING_CAPABILITY
+        assert self._heads is not None
+        try:
+            self._stack = read_layers(self._model, self._heads, chained=chained)
+        except UnsupportedError as reason:
+            raise ConfigError(f"--drafter-fused layers cannot run the draft model {self.name}: it {reason}; use attention") from reason
+
+    def bind_cache(self, num_blocks: int, block_size: int, max_num_reqs: int) -> None:
+        """As the base's."""
+        super().bind_cache(num_blocks, block_size, max_num_reqs)
+        self._workspace = self._stack.workspace()
+
+    def _run(
+        self,
+        inputs: dict[str, torch.Tensor],
+        slots: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        table: torch.Tensor,
+        max_query_len: int,
+        max_seq_len: int,
+        *,
+        planned: bool,
+    ) -> Any:
+        if not planned or max_query_len > self.most_fused or len(slots) > MOST_ROWS:
+            return super()._run(inputs, slots, query_start_loc, seq_lens, table, max_query_len, max_seq_len, planned=planned)
+        assert self._fused is not None
+        step = Step(inputs["positions"], table, seq_lens, slots)
+        with self._environment():
+            states = self._stack.run(self._model.embed_input_ids(inputs["input_ids"]), step, self._fused[1], self._workspace)
+            return self._model.model.norm(states)

@@ -1,0 +1,138 @@
+"""The layers of a draft model in five kernels each: norm, QKV product; norm, rotation, KV and attention; three more products.
+
+For the decoders of Llama, Qwen2 and Qwen3, whose layers are the same but for biases and the norms of queries and keys. vLLM builds and
+loads the model and runs its prompts; the weights are the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.models.llama import LlamaForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
+from minedraft_core.vllm.gpu.decode import Heads, Scratch, Turn, decode
+from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Workspace
+from minedraft_core.vllm.gpu.weights import EightBitLinear
+
+DECODERS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+
+
+class UnsupportedError(ValueError):
+    """A model whose layers are other than these; the message says in what."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. `norms`: of the heads of queries and keys, [head] each, if the model has them."""
+
+    before_attention: Norm
+    qkv: Matrix
+    norms: tuple[torch.Tensor, torch.Tensor] | None
+    head_eps: float
+    attention: Any
+    output: Matrix
+    before_mlp: Norm
+    gate_up: Matrix
+    down: Matrix
+
+    @property
+    def matrices(self) -> Iterator[tuple[Matrix, bool]]:
+        """All weights, and whether their product is gated."""
+        yield from ((self.qkv, False), (self.output, False), (self.gate_up, True), (self.down, False))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where the tokens of a draft step are, as in `decode`: one or two for each request, positions int64 [tokens]."""
+
+    positions: torch.Tensor
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layers:
+    """All layers of a model; `angles` as in `Turn`."""
+
+    layers: tuple[Layer, ...]
+    angles: torch.Tensor
+    heads: Heads
+    products: Products
+
+    def workspace(self) -> Workspace:
+        """Room for the products of all layers."""
+        matrices = [pair for layer in self.layers for pair in layer.matrices]
+        return self.products.workspace(matrices, self.angles.device)
+
+    def run(self, states: torch.Tensor, step: Step, scratch: Scratch, workspace: Workspace) -> torch.Tensor:
+        """Run embedded tokens [tokens, hidden] through the layers and write their KV: the residual stream, in the same tensor."""
+        heads, multiply = self.heads, self.products.multiply
+        counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
+        for layer in self.layers:
+            turn = Turn(step.positions, self.angles, layer.norms, layer.head_eps, self.products.chained)
+            joined = multiply(states, layer.qkv, workspace, layer.before_attention).unflatten(1, (-1, heads.head_size))
+            query, key, value = joined.split(counts, dim=1)
+            attended = torch.empty_like(query, memory_format=torch.contiguous_format)
+            cache = layer.attention.kv_cache
+            scale = layer.attention.impl.scale
+            decode(heads, scratch, query, key, value, cache, attended, step.table, step.seq_lens, step.slots, scale, turn)
+            multiply(attended.flatten(1), layer.output, workspace, residual=states)
+            widened = multiply(states, layer.gate_up, workspace, layer.before_mlp, gated=True)
+            multiply(widened, layer.down, workspace, residual=states)
+        return states
+
+
+def read_layers(model: nn.Module, heads: Heads, *, chained: bool) -> Layers:
+    """The layers of a model that vLLM has loaded. Raises UnsupportedError for others than `DECODERS` and for quantized ones."""
+    if type(model) not in DECODERS:
+        raise UnsupportedError(f"is a {type(model).__name__}, not one of {', '.join(kind.__name__ for kind in DECODERS)}")
+    decoder: Any = model.model
+    rotary = decoder.layers[0].self_attn.rotary_emb
+    whole = isinstance(rotary, RotaryEmbeddingBase) and rotary.is_neox_style and rotary.rotary_dim == rotary.head_size == heads.head_size
+    if not whole or rotary.cos_sin_cache.dim() != 2 or rotary.cos_sin_cache.shape[1] != heads.head_size:
+        raise UnsupportedError("turns its heads in another way than by whole halves")
+    weight = decoder.norm.weight
+    angles = rotary.cos_sin_cache.to(weight.device, weight.dtype).contiguous()
+    return Layers(tuple(_layer(layer) for layer in decoder.layers), angles, heads, Products(heads.multiprocessors, chained))
+
+
+def _layer(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    named = all(isinstance(norm, RMSNorm) for norm in norms)
+    return Layer(
+        before_attention=_norm(layer.input_layernorm),
+        qkv=_matrix(attention.qkv_proj),
+        norms=(_norm(norms[0]).weight, _norm(norms[1]).weight) if named else None,
+        head_eps=_norm(norms[0]).eps if named else 0.0,
+        attention=attention.attn,
+        output=_matrix(attention.o_proj),
+        before_mlp=_norm(layer.post_attention_layernorm),
+        gate_up=_matrix(mlp.gate_up_proj),
+        down=_matrix(mlp.down_proj),
+    )
+
+
+def _norm(norm: Any) -> Norm:
+    return Norm(norm.weight.data, norm.variance_epsilon)
+
+
+def _matrix(linear: LinearBase) -> Matrix:
+    if type(linear.quant_method) not in (UnquantizedLinearMethod, EightBitLinear):
+        raise UnsupportedError(f"has quantized weights ({type(linear.quant_method).__name__})")
+    bias = linear.bias
+    scales = linear.weight_scale if isinstance(linear.quant_method, EightBitLinear) else None
+    matrix = Matrix(linear.weight.data, None if bias is None else bias.data, None if scales is None else scales.data.flatten())
+    if not matrix.supported:
+        raise UnsupportedError(f"has weights of {tuple(matrix.weight.shape)}, whose depth is no multiple of 16")
+    return matrix

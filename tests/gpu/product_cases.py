@@ -1,0 +1,95 @@
+"""The kernel of products against its reference, on a device, and compiled for one that need not be here."""
+
+from __future__ import annotations
+
+from itertools import product as every
+
+import torch
+
+from minedraft_core.vllm.gpu import products as products_module
+from minedraft_core.vllm.gpu.product_kernels import product_kernel
+from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Norm, Products
+from minedraft_core.vllm.gpu.weights import eight_bits
+
+SMALL = ((64, 40), (48, 130), (512, 96))
+LARGE = (*SMALL, (576, 960), (1536, 576), (896, 1152), (2048, 12288))
+
+
+def multiply_reference(
+    rows: torch.Tensor, matrix: Matrix, norm: Norm | None, residual: torch.Tensor | None, *, gated: bool
+) -> torch.Tensor:
+    """`Products.multiply` in plain torch, in float32; the residual is left as it is."""
+    values = rows.float()
+    if norm is not None:
+        values = values * (values.square().mean(dim=1, keepdim=True) + norm.eps).rsqrt() * norm.weight.float()
+    made = values @ matrix.weight.float().t()
+    if matrix.scales is not None:
+        made *= matrix.scales
+    if matrix.bias is not None:
+        made += matrix.bias.float()
+    if gated:
+        gates, ups = made.chunk(2, dim=1)
+        made = torch.nn.functional.silu(gates) * ups
+    return made if residual is None else made + residual.float()
+
+
+def compare_products(
+    device: str, dtype: torch.dtype, shapes: tuple[tuple[int, int], ...], tolerance: float, *, chained: bool = False
+) -> None:
+    """All that may surround a product, few and many rows, whole and in parts, rows that are part of longer ones, twice each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    for (depth, outputs), multiprocessors, eight in every(shapes, (1, 8, 132), (False, True)):
+        products = Products(multiprocessors, chained)
+        weight = random(outputs, depth) / depth**0.5
+        biased = outputs % 3 == 0
+        quantized, scales = eight_bits(weight)
+        bias = random(outputs) if biased else None
+        matrix = Matrix(quantized, bias, scales.flatten()) if eight else Matrix(weight, bias)
+        assert matrix.supported
+        norm = Norm(random(depth), 1e-5)
+        for num_rows, gated in every((1, 17, MOST_ROWS), (False, True)):
+            workspace = products.workspace([(matrix, gated)], torch.device(device))
+            rows = random(num_rows, 2 * depth)[:, :depth] * 3
+            width = outputs // (1 + gated)
+            for normed, added in ((norm, False), (None, True)):
+                for _ in range(2):
+                    residual = random(num_rows, width) if added else None
+                    expected = multiply_reference(rows, matrix, normed, residual, gated=gated)
+                    found = products.multiply(rows, matrix, workspace, normed, residual, gated=gated)
+                    assert residual is None or found is residual
+                    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+                    assert int(workspace.arrived.abs().sum()) == 0
+
+
+def compile_products(capability: int) -> list[int]:
+    """Compile the kernel as the layers of a model need it, chained and not; the shared memory of each variant, in bytes."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, sizes = product_kernel, []
+    floats = dict.fromkeys(("scales", "part_sums", "part_squares"), "*fp32") | {"arrived": "*i32", "eps": "fp32"}
+    for outputs, depth, eight, normed, gated, rows, chained in (
+        (4096, 2048, False, True, False, 16, False),
+        (6144, 2048, False, True, True, 64, True),
+        (6144, 2048, True, True, True, 16, True),
+        (2048, 6144, True, False, False, 16, True),
+        (576, 1536, False, False, False, 64, True),
+    ):
+        cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated)
+        constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "DEPTH": cut.depth, "PARTS": cut.parts, "LINE": 128 if eight else 64}
+        constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "BIASED": False, "SCALED": eight, "CHAINED": chained}
+        names = kernel.arg_names
+        pointers = dict.fromkeys(("rows", "bias", "norm", "residual", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}
+        signature = {name: "constexpr" if name in constants else (pointers | floats).get(name, "i32") for name in names}
+        aligned = {
+            (names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants and name not in ("eps", "num_rows")
+        }
+        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
+        options = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": chained}
+        sizes.append(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared)
+    return sizes
