@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
+from string import Template
 
 import pytest
+import typer
 
+from minedraft_core.bench.cli import bench_app
+from minedraft_core.training.cli import train
+from tests.gpu.check.__main__ import parser
 from tests.gpu.jobs import Job, read, run, startable
+
+
+def _command(function):
+    app = typer.Typer()
+    app.command()(function)
+    return typer.main.get_command(app)
 
 
 def names(jobs: list[Job]) -> list[str]:
@@ -54,6 +66,17 @@ def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
-def test_the_shipped_list_is_right() -> None:
-    jobs = read(Path(__file__).with_name("jobs.toml"))
-    assert max(card for job in jobs for card in job.gpus) < 4
+@pytest.mark.parametrize(("name", "cards"), [("jobs.toml", 4), ("one-card.toml", 1)])
+def test_the_commands_of_the_shipped_lists_are_right(name: str, cards: int, tmp_path: Path) -> None:
+    commands = {"bench": typer.main.get_command(bench_app).commands["engine"], "drafter": _command(train)}
+    places = {"PROMPTS": __file__, **dict.fromkeys(("T", "D", "OUT", "SHAPES"), str(tmp_path))}
+    for job in read(Path(__file__).with_name(name)):
+        assert max(job.gpus) < cards
+        words = shlex.split(Template(job.run).substitute(places))
+        if "minedraft" in words:
+            kind, _, *rest = words[words.index("minedraft") + 1 :]
+            commands[kind].make_context(kind, rest)
+            continue
+        assert words[:3] == ["python3", "-m", "tests.gpu.check"]
+        arguments = parser().parse_args(words[3:])
+        assert set(arguments.devices) <= set(range(len(job.gpus))) or arguments.stages in (["step"], ["tiles"], ["kernels"])

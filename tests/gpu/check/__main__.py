@@ -23,7 +23,7 @@ def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.check", description=package.__doc__)
     parser.add_argument("stages", nargs="+", choices=[*STAGES, "all"])
     parser.add_argument("--target")
@@ -48,7 +48,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="of each mode, in the stage soak")
     parser.add_argument("--json", type=Path, help="file that gets findings, figures, versions and the cards")
     parser.add_argument("--flags", type=str.split, default=[], help="further flags of vLLM for every engine")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    arguments = parser().parse_args()
     if runs_on_cpu():
         arguments.devices = [None]
     for name in STAGES if "all" in arguments.stages else arguments.stages:
