@@ -71,11 +71,14 @@ def test_the_commands_of_the_shipped_lists_are_right(name: str, cards: int, tmp_
     commands = {"bench": typer.main.get_command(bench_app).commands["engine"], "drafter": _command(train)}
     places = {"PROMPTS": __file__, **dict.fromkeys(("T", "D", "OUT", "SHAPES"), str(tmp_path))}
     for job in read(Path(__file__).with_name(name)):
-        assert max(job.gpus) < cards
+        assert all(card < cards for card in job.gpus)
         words = shlex.split(Template(job.run).substitute(places))
         if "minedraft" in words:
             kind, _, *rest = words[words.index("minedraft") + 1 :]
             commands[kind].make_context(kind, rest)
+            continue
+        if words[1] == "-c":
+            compile(words[2], job.name, "exec")
             continue
         assert words[:3] == ["python3", "-m", "tests.gpu.check"]
         arguments = parser().parse_args(words[3:])
