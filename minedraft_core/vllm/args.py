@@ -59,6 +59,8 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if args.async_scheduling is False:
         raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
     config.speculative.check_on_gpus()
+    if args.device_ids and config.speculative.mode is not Mode.OFF:
+        raise ConfigError("--device-ids: beside a drafter the target has the first devices; choose them with CUDA_VISIBLE_DEVICES instead")
     if config.speculative.tetris and args.enforce_eager:
         raise ConfigError("--enforce-eager: 'tetris' needs CUDA graphs of the target on GPUs; remove one of the two")
     changes: dict[str, Any] = {

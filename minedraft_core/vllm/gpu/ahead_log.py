@@ -50,7 +50,7 @@ class AheadLog:
         if begin is None:
             return None
         stamp = self._stamps.read(before.number) if steps else 0
-        # A chain that goes on is drafted ahead by the steps of the next draft, too: then there is something to tell, and no time of its own.
+        # The steps of a draft make a chain that goes on longer, too: then there is something to tell, and no time of its own.
         return Lookahead(hits, misses, discarded, Span(begin, self._timer.clock.host_us(stamp) if stamp else begin))
 
 

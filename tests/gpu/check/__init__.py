@@ -14,11 +14,3 @@ mode).
 Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on. --json keeps
 findings and figures. Without CUDA the stages from `pearl` on can be tried on the CPU pipeline.
 """
-
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")
-# A forked engine would keep settings of vLLM that this process has read before a stage changes them.
-os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

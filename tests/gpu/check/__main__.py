@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tests.gpu.check.environment  # noqa: F401 -- before all others
+
+# isort: split
 import argparse
 import sys
 from pathlib import Path
@@ -51,13 +54,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if runs_on_cpu():
         arguments.devices = [None]
+    if arguments.json is not None:
+        findings.FINDINGS.keep(arguments.json, arguments)
     for name in STAGES if "all" in arguments.stages else arguments.stages:
         print(f"---- {name}", flush=True)
         findings.FINDINGS.stage = name
         with findings.attempt(name):
             STAGES[name](arguments)
-        if arguments.json is not None:
-            findings.write(arguments.json, arguments)
     bad = findings.FINDINGS.bad
     print(f"{len(bad)} bad", *bad, sep="\n  ", flush=True)
     sys.exit(bool(bad))

@@ -98,6 +98,12 @@ def by_position(records, k):
     return len(drafts), [sum(accepted > position for _, accepted in drafts) / max(1, len(drafts)) for position in range(k)]
 
 
+def drafted(records) -> bool:
+    """Whether drafts were accepted to the end: a drafter that was given up leaves the target's output as it should be, too."""
+    accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+    return accepted > 0 and not any(isinstance(record, DrafterRecord) and not record.up for record in records)
+
+
 def summary(records) -> str:
     steps = [record for record in records if isinstance(record, StepRecord) and not record.is_prompt_run]
     jobs = [record for record in records if isinstance(record, DraftRecord)]
@@ -137,7 +143,7 @@ def stage_start(arguments) -> None:
                 outputs, records = decode(running, prompts, 32, 8)
             accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
             whole = all(len(output) == 32 for output in outputs)
-            say(accepted > 0 and whole, f"drafter on {device}: accepted {accepted}; {summary(records)}")
+            say(drafted(records) and whole, f"drafter on {device}: accepted {accepted}; {summary(records)}")
 
 
 def stage_twin(arguments) -> None:
@@ -244,7 +250,11 @@ def _compare(arguments, target, draft, runs, more=(), tie=TIE) -> None:
         with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, BATCH, *flags, *extra) as running:
             prompts = running.tokenize(texts)
             results[mode, device, extra], records = decode(running, prompts, 96, BATCH)
-            say(None, f"{mode} {device} {' '.join(extra)}: {summary(records)}")
+            accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+            say(
+                None if mode == "off" else drafted(records),
+                f"{mode} {device} {' '.join(extra)}: {accepted} drafts accepted; {summary(records)}",
+            )
     reference = results.pop(("off", None, ()))
     cases = {}
     for key, outputs in results.items():
@@ -289,6 +299,7 @@ def stage_acceptance(arguments) -> None:
             drafts, shares[mode, device] = by_position(records, arguments.k)
             rates = " ".join(f"{share:.3f}" for share in shares[mode, device])
             say(None, f"{mode} {device}: {drafts} drafts, accepted by position {rates}; {summary(records)}")
+            figure(mode=mode, device=device, drafts=drafts, accepted_by_position=shares[mode, device])
     native = shares.pop(("native", None))
     for key, found in shares.items():
         worst = max(abs(a - b) for a, b in zip(found, native, strict=True))
