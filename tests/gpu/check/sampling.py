@@ -46,8 +46,10 @@ def _judge(mode: str, values: dict[tuple, tuple[float, int]], samples: int) -> N
     worst = min(values, key=lambda key: values[key][0])
     low = sum(value < 0.05 for value, _ in values.values())
     compared = sum(bins > 1 for _, bins in values.values())
+    # Few samples leave most places without two bins.
+    good = values[worst][0] >= LEVEL
     say(
-        values[worst][0] >= LEVEL and compared > len(values) // 2,
+        None if good and compared <= len(values) // 2 else good,
         f"{mode}: least of {compared} p-values {values[worst][0]:.5f} at {worst} ({values[worst][1]} bins), {low} below 0.05",
     )
 
