@@ -123,3 +123,13 @@ def test_without_plain_decoding_the_next_one_is_what_the_others_are_compared_wit
 def test_what_nvidia_smi_does_not_say_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert findings.query("name") == []
+
+
+@pytest.mark.parametrize(("cards", "runs"), [(1, 0), (2, 3), (3, 4), (4, 5), (5, 6)])
+def test_a_split_target_is_checked_as_far_as_there_are_cards(cards: int, runs: int) -> None:
+    found = basics.split_runs(cards)
+    assert len(set(found)) == runs
+    for _, drafter, flags in found:
+        target = int(flags[1]) if flags else 1
+        assert drafter < cards
+        assert target <= cards

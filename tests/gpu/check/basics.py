@@ -219,10 +219,19 @@ def stage_greedy(arguments) -> None:
 
 def stage_tensor_parallel(arguments) -> None:
     """A random model, since the embedded one has an odd number of heads; its first layers draft. Its logits are close together."""
-    two = ("--tensor-parallel-size", "2")
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         target, draft = _random_model(Path(folder), Path(arguments.target))
-        _compare(arguments, target, draft, [("parallel", 1, two), ("sequential", 0, two), ("parallel", 1, ())], HALF, HALF_TIE)
+        _compare(arguments, target, draft, split_runs(torch.cuda.device_count()), HALF, HALF_TIE)
+
+
+def split_runs(cards: int) -> list[tuple]:
+    """A target over two devices and one over four, as far as there are cards, with the drafter on one of them and beside them."""
+    two, four = (("--tensor-parallel-size", size) for size in ("2", "4"))
+    runs = [(2, "parallel", 1, two), (2, "sequential", 0, two), (2, "parallel", 1, ()), (3, "parallel", 2, two)]
+    runs += [(4, "sequential", 0, four), (5, "parallel", 4, four)]
+    return [tuple(run) for needed, *run in runs if needed <= cards]
 
 
 def _random_model(folder: Path, tokenizer: Path) -> tuple[str, str]:

@@ -42,7 +42,8 @@ async def _soaked(running, arguments, mode: str) -> None:
     await asyncio.sleep((end - began) / 2)
     halfway = _memory()
     await asyncio.gather(*workers)
-    given, after = await changes, _memory()
+    (given, refused), after = await changes, _memory()
+    state["wrong"] += refused
     records = list(running._records)
     say(
         not state["wrong"],
@@ -94,17 +95,23 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
                 state["wrong"].append((tokens, lengths))
 
 
-async def _orders(running, mode: str, k: int, end: float) -> int:
-    """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back."""
+async def _orders(running, mode: str, k: int, end: float) -> tuple[int, list[str]]:
+    """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back.
+
+    How many orders were given, and what was wrong with one, which is the last then.
+    """
     given = 0
     others = [ModeOrder(Mode.SEQUENTIAL, k), ModeOrder(Mode.PARALLEL, max(1, k - 1)), ModeOrder(Mode.OFF, 0)]
-    while (left := end - time.monotonic()) > EDGE / 4:
-        await asyncio.sleep(min(PERIOD * 0.75, left / 2))
-        await asyncio.to_thread(running._control.set_mode, others[given // 2 % len(others)])
-        await asyncio.sleep(min(PERIOD * 0.25, left / 4))
-        await asyncio.to_thread(running._control.set_mode, ModeOrder(Mode(mode), k))
-        given += 2
-    return given
+    try:
+        while (left := end - time.monotonic()) > EDGE / 4:
+            await asyncio.sleep(min(PERIOD * 0.75, left / 2))
+            await asyncio.to_thread(running._control.set_mode, others[given // 2 % len(others)])
+            await asyncio.sleep(min(PERIOD * 0.25, left / 4))
+            await asyncio.to_thread(running._control.set_mode, ModeOrder(Mode(mode), k))
+            given += 2
+    except Exception as error:  # noqa: BLE001 -- the requests go on
+        return given, [repr(error)]
+    return given, []
 
 
 def _memory() -> dict:
