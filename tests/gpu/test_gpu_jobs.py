@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.gpu import jobs as jobs_module
 from tests.gpu.jobs import Job, read, run, startable
 
 
@@ -42,6 +45,23 @@ def test_they_run_with_their_cards_and_limits(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").read_text() == "2,0\n"
     assert (tmp_path / "b.log").read_text() == "1\n"
     assert "c: ended with 124" in (tmp_path / "status").read_text()
+
+
+def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    assert run([Job("a", "sleep 60 & echo $! > $OUT/left; exit 1")], tmp_path) == {"a": 1}
+    left = int((tmp_path / "left").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+def test_jobs_that_do_not_listen_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "_GRACE_SECONDS", 0.5)
+    deaf = "trap '' TERM; while true; do sleep 0.1; done"
+    running = [jobs_module._start(Job(name, deaf), tmp_path) for name in "abcdef"]
+    time.sleep(0.3)
+    began = time.monotonic()
+    jobs_module.end(running)
+    assert time.monotonic() - began < 2.0
+    assert all(each.process.poll() is not None for each in running)
 
 
 def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
