@@ -191,7 +191,7 @@ def _check_drafts(eagle, arguments, tools) -> None:
         ("parallel", first, TIGHT),
         ("sequential", last, TIGHT),
     ]
-    for mode, device, flags in runs:
+    for mode, device, flags in dict.fromkeys(runs):
         name = f"{method} {mode} {device}{' tight' if flags else ''}"
         with tools.attempt(name):
             eagle.compare(name, native, eagle.drafted(mode, device, *flags))
