@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from minedraft_core.types import DrafterRecord
-from tests.gpu.check import basics, findings, sampling
+from minedraft_core.control import ModeOrder
+from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord
+from tests.gpu.check import basics, findings, sampling, soak, switch
 from tests.gpu.check.findings import FINDINGS, attempt, figure, say
 
 DOWN = DrafterRecord(up=False, restarted=False, reason="fault", message="broke")
@@ -25,9 +26,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(FINDINGS, name, value)
 
 
-def step(accepted: int) -> basics.StepRecord:
-    fields = dict.fromkeys(basics.StepRecord.__struct_fields__, 0)
-    return basics.StepRecord(**{**fields, "accepted_num": accepted, "is_prompt_run": False, "gap_us": None, "drafts": []})
+def step(accepted: int, **fields) -> basics.StepRecord:
+    empty = dict.fromkeys(basics.StepRecord.__struct_fields__, 0)
+    return basics.StepRecord(**{**empty, "accepted_num": accepted, "is_prompt_run": False, "gap_us": None, "drafts": [], **fields})
 
 
 def test_the_file_has_all_that_was_found_when_a_run_is_cut_off(tmp_path: Path) -> None:
@@ -133,3 +134,39 @@ def test_a_split_target_is_checked_as_far_as_there_are_cards(cards: int, runs: i
         target = int(flags[1]) if flags else 1
         assert drafter < cards
         assert target <= cards
+
+
+def test_a_soak_sees_passes_that_get_slower() -> None:
+    def kept(duration: int, at: int) -> list:
+        lasting = {"start_us": at, "end_us": at + duration, "batched_requests": 8}
+        draft = DraftRecord(round=0, hidden_us=0, drafted_per_position=[8], **{**lasting, "end_us": at + 1000})
+        return [step(1, mode=Mode.PARALLEL, **lasting), draft]
+
+    for growth, good in ((0, [True, True]), (10, [False, True])):
+        FINDINGS.lines.clear()
+        records = [record for second in range(200) for record in kept(4000 + growth * second, second * 1_000_000)]
+        soak._drift("parallel", records)
+        assert [line["good"] for line in FINDINGS.lines] == good
+
+
+def answered(tokens: list[int], likely: list[dict[int, float]] | None = None) -> SimpleNamespace:
+    logprobs = likely and [{token: SimpleNamespace(logprob=value) for token, value in place.items()} for place in likely]
+    return SimpleNamespace(token_ids=tokens, logprobs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("gap", "lost", "good"), [(0.1, 0, [True, True, True]), (0.9, 0, [False, True, True]), (0.1, 1, [True, False, True])]
+)
+def test_a_switch_may_part_at_ties_and_loses_no_token(gap: float, lost: int, good: list[bool]) -> None:
+    plain = [answered([1, 2], [{1: -0.1}, {2: -0.5, 7: -0.5 - gap}]), answered([4, 5], [{4: -0.1}, {5: -0.1}])]
+    got = [answered([1, 7]), answered([4, 5])]
+    steps = [step(1, mode=mode, generated_num=count) for mode, count in ((Mode.PARALLEL, 2), (Mode.SEQUENTIAL, 1), (Mode.OFF, 1 - lost))]
+    switch._judge("parallel", got, plain, 5, [*steps, ModeRecord(Mode.OFF, 0)])
+    assert [line["good"] for line in FINDINGS.lines] == good
+
+
+@pytest.mark.parametrize("mode", ["parallel", "pearl"])
+def test_a_switch_ends_as_it_began(mode: str) -> None:
+    found = switch.orders(mode, 4)
+    assert found[-1] == ModeOrder(Mode(mode), 4)
+    assert {order.mode for order in found} == {Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL, Mode(mode)}
