@@ -63,6 +63,8 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         raise ConfigError("--drafter-fused layers is for draft models: use attention or none with a head")
     if config.drafter.weights == "fp8" and config.drafter.fused != "layers":
         raise ConfigError("--drafter-weights fp8 needs --drafter-fused layers, whose kernels read them")
+    if args.device_ids and config.speculative.mode is not Mode.OFF:
+        raise ConfigError("--device-ids: beside a drafter the target has the first devices; choose them with CUDA_VISIBLE_DEVICES instead")
     if config.speculative.tetris and args.enforce_eager:
         raise ConfigError("--enforce-eager: 'tetris' needs CUDA graphs of the target on GPUs; remove one of the two")
     changes: dict[str, Any] = {

@@ -84,6 +84,13 @@ def test_what_gpus_do_not_know_is_refused_there():
         arguments._on_cuda(AsyncEngineArgs(model="m"), PipelineConfig(speculative=speculative))
 
 
+def test_the_target_has_the_first_devices_beside_a_drafter():
+    args = AsyncEngineArgs(model="m", device_ids=[2])
+    with pytest.raises(ConfigError, match=r"--device-ids: .* CUDA_VISIBLE_DEVICES instead"):
+        arguments._on_cuda(args, PARALLEL)
+    assert arguments._on_cuda(args, PipelineConfig()).device_ids == [2]
+
+
 def test_tetris_on_gpus_asks_vllm_to_trim_batches_on_the_device():
     config = PipelineConfig(speculative=MineDraftConfig(model="d", num_speculative_tokens=3, tetris=True, tetris_extra_proposals=2))
     changed = arguments._on_cuda(AsyncEngineArgs(model="m"), config).speculative_config

@@ -27,8 +27,9 @@ TIGHT = ("--num-gpu-blocks-override", "160", "--max-num-batched-tokens", "256")
 # Of whole drafts. Products round by the batch's shape, and of the many tokens that a random head weighs two are nearly equal now and then:
 # in float16, and in bfloat16, whose steps are eight times as wide.
 SAME, SAME_BFLOAT16 = 0.97, 0.85
-NEAR = 0.03  # of acceptance by position, sampled
+NEAR = 0.03  # of acceptance by position, sampled: five standard errors of a difference, over about 14,000 drafts
 REQUESTS, TOKENS, TOGETHER = 32, 96, 16
+ROUNDS = 8  # of sampled requests, each with seeds of its own
 
 
 class Eagle:
@@ -72,8 +73,8 @@ class Eagle:
                 bench._recorded(lambda watched: replace(arrange(args, watched), **changes), self.config(mode, device))
             )
 
-    def run(self, running, temperature=0.0):
-        """Outputs of all prompts, named by their numbers, and the records."""
+    def run(self, running, temperature=0.0, turn=0):
+        """Outputs of all prompts, named by their numbers, and the records. Each turn has other seeds."""
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -85,7 +86,7 @@ class Eagle:
             async def one(number, prompt):
                 params = SamplingParams(
                     temperature=temperature,
-                    seed=number,
+                    seed=number + turn * REQUESTS,
                     max_tokens=TOKENS,
                     ignore_eos=True,
                     detokenize=False,
@@ -188,7 +189,7 @@ def _check_drafts(eagle, arguments, tools) -> None:
         ("parallel", first, TIGHT),
         ("sequential", last, TIGHT),
     ]
-    for mode, device, flags in runs:
+    for mode, device, flags in dict.fromkeys(runs):
         name = f"{method} {mode} {device}{' tight' if flags else ''}"
         with tools.attempt(name):
             eagle.compare(name, native, eagle.drafted(mode, device, *flags))
@@ -201,9 +202,10 @@ def _check_sampled(eagle, arguments, tools) -> None:
     with tools.attempt(f"{method} sampled"):
         for mode, device in (("native", None), ("sequential", arguments.devices[0]), ("parallel", arguments.devices[-1])):
             with eagle.engine(mode, device) as running:
-                found[mode] = by_position(eagle.run(running, temperature=1.0)[2], arguments.k)
+                records = [record for turn in range(ROUNDS) for record in eagle.run(running, temperature=1.0, turn=turn)[2]]
+            found[mode] = by_position(records, arguments.k)
             rates = " ".join(f"{share:.3f}" for share in found[mode])
-            tools.say(None, f"{method} {mode} {device}, sampled: accepted by position {rates}")
+            tools.say(None, f"{method} {mode} {device}, sampled: accepted by position {rates}; {tools.summary(records)}")
         worst = max(abs(a - b) for mode in ("sequential", "parallel") for a, b in zip(found[mode], found["native"], strict=True))
         tools.say(worst <= NEAR, f"{method}, sampled: within {worst:.3f} of vLLM's own")
 
@@ -220,7 +222,9 @@ def _check_waiting(eagle, arguments, tools) -> None:
 
 
 def check_tensor_parallel(arguments, tools) -> None:
-    """A target over two devices, the drafter on one of them: drafts as with the whole target on one."""
+    """A target over two devices, the drafter on one of them or on the next: drafts as with the whole target on one."""
+    import torch
+
     from tests.gpu.heads import write_head, write_target_with_tokenizer
 
     two = ("--tensor-parallel-size", "2")
@@ -232,5 +236,5 @@ def check_tensor_parallel(arguments, tools) -> None:
                 write_head(folder / method, folder / "target", method)
                 eagle = Eagle(arguments, tools, method, folder / "target", folder / method)
                 whole = eagle.drafted("sequential", 0)
-                for device in (0, 1):
+                for device in range(min(3, torch.cuda.device_count())):
                     eagle.compare(f"{method} over two devices, drafter on {device}", whole, eagle.drafted("sequential", device, *two))

@@ -16,6 +16,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,14 +45,21 @@ class Running:
     process: subprocess.Popen[bytes]
     began: float = field(default_factory=time.monotonic)
 
-    def end(self) -> None:
-        """End the job with all its processes."""
-        for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(seconds)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the job, of which some may have outlived the first one."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+def end(running: Collection[Running]) -> None:
+    """End jobs with all their processes, at the same time."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for each in running:
+            each.send(number)
+        until = time.monotonic() + _GRACE_SECONDS
+        for each in running:
+            with suppress(subprocess.TimeoutExpired):
+                each.process.wait(max(0.0, until - time.monotonic()))
 
 
 def read(path: Path) -> list[Job]:
@@ -97,15 +105,15 @@ def run(jobs: Sequence[Job], out: Path) -> dict[str, int]:
             for each in list(running):
                 code = each.process.poll()
                 if code is None and time.monotonic() - each.began > each.job.limit:
-                    each.end()
                     code = _TIMED_OUT
                 if code is not None:
+                    # What a job leaves behind keeps its cards' memory from the next one.
+                    end([each])
                     running.remove(each)
                     codes[each.job.name] = code
             _note(out, waiting, running, codes)
     finally:
-        for each in running:
-            each.end()
+        end(running)
     return codes
 
 

@@ -50,6 +50,7 @@ def quieten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("device", "stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda *_args, **_kwargs: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_args: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     zeros = torch.zeros
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
 from string import Template
 
+import psutil
 import pytest
 import typer
 
 from minedraft_core.bench.cli import bench_app
 from minedraft_core.training.cli import train
-from tests.gpu.check.__main__ import parser
+from tests.gpu import jobs as jobs_module
+from tests.gpu.check.commands import parser
 from tests.gpu.jobs import Job, read, run, startable
 
 
@@ -54,6 +57,33 @@ def test_they_run_with_their_cards_and_limits(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").read_text() == "2,0\n"
     assert (tmp_path / "b.log").read_text() == "1\n"
     assert "c: ended with 124" in (tmp_path / "status").read_text()
+
+
+def runs(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    assert run([Job("a", "sleep 60 & echo $! > $OUT/left; exit 1")], tmp_path) == {"a": 1}
+    left = int((tmp_path / "left").read_text())
+    until = time.monotonic() + 5.0
+    while runs(left) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not runs(left)
+
+
+def test_jobs_that_do_not_listen_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "_GRACE_SECONDS", 0.5)
+    deaf = "trap '' TERM; while true; do sleep 0.1; done"
+    running = [jobs_module._start(Job(name, deaf), tmp_path) for name in "abcdef"]
+    time.sleep(0.3)
+    began = time.monotonic()
+    jobs_module.end(running)
+    assert time.monotonic() - began < 2.0
+    assert all(each.process.poll() is not None for each in running)
 
 
 def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:

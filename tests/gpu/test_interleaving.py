@@ -1,7 +1,8 @@
 """The lookahead engine on two devices whose streams run in any order that events allow, with the host two passes ahead.
 
 What is enqueued is kept in queues, one a stream, and a random choice of them goes on. So a buffer that is filled anew too early, a missing
-event, or a draft taken before its logits shows as a wrong draft or logit at the end of some pass.
+event, or a draft taken before its logits shows as a wrong draft or logit at the end of some pass. Memory that the host lets go of is used
+anew by the target's next pass, as CUDA's allocator does, unless another stream was named for it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from tests.gpu.quiet_cuda import quieten
 
 TARGET, DRAFTER = torch.device("cpu", 0), torch.device("cpu", 1)
 K, SLOTS, VOCAB, BLOCK, MAX_LEN = 3, 4, 40, 16, 256
+LONGEST = 16  # operations of a verification, at most
 AHEAD = 2  # passes that the host has enqueued and the target has not ended
-WRONG = 7  # the drafter is wrong after every token that this divides
+WRONG = 17  # the drafter is wrong after every token that this divides
 
 
 def following(token: int) -> int:
@@ -44,6 +46,7 @@ class Machine:
         self.streams: list[Stream] = []
         self.recording = False
         self.on_target: set[int] = set()
+        self.held: list[torch.Tensor] = []
         self.current = {0: Stream(self), 1: Stream(self)}
 
     def stream_of(self, tensor: torch.Tensor) -> Stream:
@@ -175,6 +178,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         made.stream_of(self).ops.append(lambda: index_copy(self, dim, index, source) is not None)
         return self
 
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _stream: made.held.append(tensor))
     monkeypatch.setattr(torch.Tensor, "copy_", copied)
     monkeypatch.setattr(torch.Tensor, "index_copy_", index_copied)
     for name in ("settle", "step", "publish", "gather"):
@@ -231,9 +235,12 @@ class Target:
         main = self._machine.current[0]
         job = DraftJob(number, number % RING, frozenset(), torch.tensor(slots), len(slots), sampled=self._sampled)
         if before is not None:
-            tokens = self._engine.land(before)
+            tokens, landed = self._engine.land(before), before.idx.tolist()
             main.ops.append(lambda: self._accept(before, tokens))
-            main.ops.append(lambda: self._verify(before))
+            if not any(tensor is before.idx for tensor in self._machine.held):
+                main.ops.append(lambda: before.idx.copy_(job.idx) is not None)
+            main.ops.extend([lambda: True] * self._machine.choose.randint(0, LONGEST))
+            main.ops.append(lambda: self._verify(landed))
         rows = self._engine.rows(job.slot, job.num_reqs)
         main.ops.append(lambda: self._pack(rows, slots))
         self._engine.start(job, None, drafts=True)
@@ -242,14 +249,14 @@ class Target:
     def _accept(self, job: DraftJob, tokens: torch.Tensor) -> None:
         self.drafts[job.idx] = tokens
 
-    def _verify(self, job: DraftJob) -> None:
-        for slot in job.idx.tolist():
+    def _verify(self, slots: list[int]) -> None:
+        for slot in slots:
             _, token, position = self.last[slot]
             expected = [guess(token)]
             while len(expected) < K:
                 expected.append(guess(expected[-1]))
             assert self.drafts[slot].tolist() == expected
-            if job.sampled:
+            if self._sampled:
                 assert self._logits[slot].argmax(dim=-1).tolist() == expected
             got = [token]
             for draft in expected:

@@ -29,10 +29,19 @@ def test_plain_decoding_has_no_drafter() -> None:
     assert place(2, None, 2, drafts=False) == Layout((0, 1), None)
 
 
-@pytest.mark.parametrize(("named", "advice"), [(None, "--drafter-device 0 it shares"), (3, "from 0 to 0")])
-def test_a_missing_device_is_refused_with_what_to_do(named: int | None, advice: str) -> None:
+@pytest.mark.parametrize(
+    ("devices", "named", "advice"),
+    [(1, None, "--drafter-device 0 it shares"), (2, None, "--drafter-device 0 it shares"), (1, 3, "from 0 to 0")],
+)
+def test_a_missing_device_is_refused_with_what_to_do(devices: int, named: int | None, advice: str) -> None:
     with pytest.raises(ConfigError, match=advice):
-        place(1, named, 1, drafts=True)
+        place(devices, named, devices, drafts=True)
+
+
+def test_five_devices_hold_a_target_over_four_and_its_drafter() -> None:
+    assert place(4, None, 5, drafts=True) == Layout((0, 1, 2, 3), 4)
+    with pytest.raises(ConfigError, match=r"cuda:4, but this process sees 4"):
+        place(4, None, 4, drafts=True)
 
 
 def test_blocks_follow_the_smaller_device_or_share_one() -> None:

@@ -174,6 +174,32 @@ def test_without_steps_ahead_it_drafts_as_ever() -> None:
     assert engine._log.read(JobTicket(1, 1)) is None
 
 
+def test_hits_without_steps_ahead_are_told_at_their_time() -> None:
+    """The k steps after a hit draft ahead, too, where the engine has none to make after a draft."""
+    engine = made(counting(), 2)
+    engine.pace(K + 1)
+    order(engine, 0, {0: (4, 5, 10, False)})
+    engine.pace(0)
+    order(engine, 1, {0: (8, 9, 14, True)})
+    order(engine, 2, {0: (12, 13, 18, True)})
+    ended = engine.timer.host_us(JobTicket(1, 1).end)
+    assert ended is not None
+    assert engine._log.read(JobTicket(2, 1)) == Lookahead(1, 0, 0, Span(ended, ended))
+
+
+def test_where_logits_go_is_kept_until_they_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target forgets a job once it has its words, while the last publication is under way: CUDA must not give the memory away."""
+    monkeypatch.setattr(draws, "gumbel_sample", lambda logits, *_args, **_options: logits.argmax(dim=-1))
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, _stream: kept.append(tensor))
+    engine = made(counting(), 4, logits=torch.zeros(4, K, 50))
+    order(engine, 0, {2: (4, 5, 10, False)})
+    assert kept == []
+    job = order(engine, 1, {2: (4, 5, 10, False)}, sampled=True)
+    assert len(kept) == 1
+    assert kept[0] is job.idx
+
+
 def test_drafts_that_do_not_come_are_certain_and_give_the_drafter_up() -> None:
     logits = torch.zeros(4, K, 50)
     engine = made(counting(), 4, logits=logits)

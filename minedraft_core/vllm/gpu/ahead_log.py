@@ -42,13 +42,16 @@ class AheadLog:
     def read(self, job: JobTicket) -> Lookahead | None:
         """What the job decided, with the time of the steps ahead before it. None where there were none, or a stamp is missing."""
         hits, misses, discarded, _ = self._host[self.row(job.number)].tolist()
-        before = JobTicket(job.number - 1, 0)
-        stamp = self._stamps.read(before.number) if job.number and self._steps[self.row(before.number)] else 0
-        begin = self._timer.host_us(before.end) if stamp else None
-        if begin is None and not hits and not misses:
+        if not job.number:
             return None
-        span = Span(0, 0) if begin is None else Span(begin, self._timer.clock.host_us(stamp))
-        return Lookahead(hits, misses, discarded, span)
+        before = JobTicket(job.number - 1, 0)
+        steps = self._steps[self.row(before.number)]
+        begin = self._timer.host_us(before.end) if steps or hits or misses else None
+        if begin is None:
+            return None
+        stamp = self._stamps.read(before.number) if steps else 0
+        # The steps of a draft make a chain that goes on longer, too: then there is something to tell, and no time of its own.
+        return Lookahead(hits, misses, discarded, Span(begin, self._timer.clock.host_us(stamp) if stamp else begin))
 
 
 class LookaheadTimer(PassTimer):

@@ -17,7 +17,7 @@ def draw(
     *,
     use_fp64: bool,
 ) -> torch.Tensor:
-    """Tokens int64 [n] drawn from logits [n, vocabulary], whose scaled logits go to `kept` [slots, columns, vocabulary].
+    """Tokens int64 [n] drawn from logits [n, vocabulary], which go to `kept` [slots, columns, vocabulary] as they are before temperature.
 
     slots: int [n], the row of `kept`, temperature float32 [slots] and seeds int64 [slots]; negative for a row without a draw.
     columns: int64 [n], or one for all. positions: int64 [n], which key the noise.

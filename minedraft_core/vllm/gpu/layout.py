@@ -40,7 +40,7 @@ def place(tensor_parallel_size: int, drafter_device: int | None, num_devices: in
     drafter = tensor_parallel_size if drafter_device is None else drafter_device
     if drafter >= num_devices:
         advice = (
-            f"with --drafter-device {tensor_parallel_size - 1} it shares a device with the target"
+            "with --drafter-device 0 it shares a device with the target"
             if drafter_device is None
             else f"name a device from 0 to {num_devices - 1}"
         )

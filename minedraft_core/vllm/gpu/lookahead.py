@@ -80,6 +80,9 @@ class LookaheadEngine(DraftEngine):
         self._drafting[job.slot] = drafts
         self._log.begin(job.number)
         super().start(job, prompt, drafts=drafts)
+        if job.sampled:
+            # The target lands a draft and forgets its job before the last publication has read where the logits go.
+            job.idx.record_stream(self._copies if self._crosses else self._stream)
         ahead = self._steps_ahead if drafts else 0
         with self._streams():
             for _ in range(ahead):

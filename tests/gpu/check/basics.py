@@ -98,6 +98,12 @@ def by_position(records, k):
     return len(drafts), [sum(accepted > position for _, accepted in drafts) / max(1, len(drafts)) for position in range(k)]
 
 
+def drafted(records) -> bool:
+    """Whether drafts were accepted to the end: a drafter that was given up leaves the target's output as it should be, too."""
+    accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+    return accepted > 0 and not any(isinstance(record, DrafterRecord) and not record.up for record in records)
+
+
 def summary(records) -> str:
     steps = [record for record in records if isinstance(record, StepRecord) and not record.is_prompt_run]
     jobs = [record for record in records if isinstance(record, DraftRecord)]
@@ -140,7 +146,7 @@ def stage_start(arguments) -> None:
                 outputs, records = decode(running, prompts, 32, 8)
             accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
             whole = all(len(output) == 32 for output in outputs)
-            say(accepted > 0 and whole, f"drafter on {device}: accepted {accepted}; {summary(records)}")
+            say(drafted(records) and whole, f"drafter on {device}: accepted {accepted}; {summary(records)}")
 
 
 def stage_twin(arguments) -> None:
@@ -216,10 +222,19 @@ def stage_greedy(arguments) -> None:
 
 def stage_tensor_parallel(arguments) -> None:
     """A random model, since the embedded one has an odd number of heads; its first layers draft. Its logits are close together."""
-    two = ("--tensor-parallel-size", "2")
+    import torch
+
     with tempfile.TemporaryDirectory() as folder:
         target, draft = _random_model(Path(folder), Path(arguments.target))
-        _compare(arguments, target, draft, [("parallel", 1, two), ("sequential", 0, two), ("parallel", 1, ())], HALF, HALF_TIE)
+        _compare(arguments, target, draft, split_runs(torch.cuda.device_count()), HALF, HALF_TIE)
+
+
+def split_runs(cards: int) -> list[tuple]:
+    """A target over two devices and one over four, as far as there are cards, with the drafter on one of them and beside them."""
+    two, four = (("--tensor-parallel-size", size) for size in ("2", "4"))
+    runs = [(2, "parallel", 1, two), (2, "sequential", 0, two), (2, "parallel", 1, ()), (3, "parallel", 2, two)]
+    runs += [(4, "sequential", 0, four), (5, "parallel", 4, four)]
+    return [tuple(run) for needed, *run in runs if needed <= cards]
 
 
 def _random_model(folder: Path, tokenizer: Path) -> tuple[str, str]:
@@ -247,7 +262,11 @@ def _compare(arguments, target, draft, runs, more=(), tie=TIE) -> None:
         with attempt(f"{mode} {device}"), engine(arguments, target, draft, mode, device, BATCH, *flags, *extra) as running:
             prompts = running.tokenize(texts)
             results[mode, device, extra], records = decode(running, prompts, 96, BATCH)
-            say(None, f"{mode} {device} {' '.join(extra)}: {summary(records)}")
+            accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
+            say(
+                None if mode == "off" else drafted(records),
+                f"{mode} {device} {' '.join(extra)}: {accepted} drafts accepted; {summary(records)}",
+            )
     reference = results.pop(("off", None, ()))
     cases = {}
     for key, outputs in results.items():
@@ -292,6 +311,7 @@ def stage_acceptance(arguments) -> None:
             drafts, shares[mode, device] = by_position(records, arguments.k)
             rates = " ".join(f"{share:.3f}" for share in shares[mode, device])
             say(None, f"{mode} {device}: {drafts} drafts, accepted by position {rates}; {summary(records)}")
+            figure(mode=mode, device=device, drafts=drafts, accepted_by_position=shares[mode, device])
     native = shares.pop(("native", None))
     for key, found in shares.items():
         worst = max(abs(a - b) for a, b in zip(found, native, strict=True))

@@ -7,41 +7,51 @@ from collections import Counter
 
 from minedraft_core.types import StepRecord
 from tests.gpu.check.asking import Ask, answers
-from tests.gpu.check.basics import engine, quick, summary
+from tests.gpu.check.basics import drafted, engine, quick, summary
 from tests.gpu.check.findings import attempt, figure, say
 
 PROMPTS = ("Once upon a time, there was a", "The capital of France is", "Q: Is the sky blue? Answer yes or no.\nA:")
 TEMPERATURES = (0.7, 1.0)
 TOKENS, CHOICES, CONCURRENCY = 8, 20, 64
 RARE = 16  # of both samples together: rarer ones are counted as one
-LEVEL = 1e-4  # of one test; all modes, prompts, temperatures and places together are about a hundred
+LEVEL = 1e-4  # of one test; prompts, temperatures and places are 42 tests of a mode, so four sound modes miss it one time in sixty
 PLACES = ((0,), (2,), (5,), (0, 1), (1, 2), (3, 4), (6, 7))
 
 
 def stage_sampling(arguments) -> None:
-    found = {}
+    import scipy.stats  # noqa: F401 -- where it is missing that should be known before samples are drawn
+
+    plain: dict[tuple, Counter] = {}
     for index, mode in enumerate(("off", "off again", "sequential", "parallel", "pearl")):
         name = mode.split()[0]
         draft = None if name == "off" else arguments.draft
-        with (
-            attempt(mode),
-            engine(arguments, arguments.target, draft, name, arguments.devices[0], CONCURRENCY, *quick(), max_model_len=256) as running,
-        ):
-            found[mode] = _samples(running, arguments.samples, 1_000_000 * index)
-            records = list(running._records)
+        with attempt(mode):
+            with engine(
+                arguments, arguments.target, draft, name, arguments.devices[0], CONCURRENCY, *quick(), max_model_len=256
+            ) as running:
+                found = _samples(running, arguments.samples, 1_000_000 * index)
+                records = list(running._records)
             accepted = sum(record.accepted_num for record in records if isinstance(record, StepRecord))
-            say(name == "off" or accepted > 0, f"{mode}: {accepted} drafts accepted; {summary(records)}")
-    plain = found.pop("off")
-    for mode, samples in found.items():
-        values = {key: _compare(samples[key], plain[key]) for key in samples}
-        worst = min(values, key=lambda key: values[key][0])
-        low = sum(value < 0.05 for value, _ in values.values())
-        say(
-            values[worst][0] >= LEVEL,
-            f"{mode}: least of {len(values)} p-values {values[worst][0]:.5f} at {worst} ({values[worst][1]} bins), {low} below 0.05",
-        )
-        for (prompt, temperature, place), (value, bins) in values.items():
-            figure(mode=mode, prompt=prompt, temperature=temperature, place=place, p_value=value, bins=bins, samples=arguments.samples)
+            say(name == "off" or drafted(records), f"{mode}: {accepted} drafts accepted; {summary(records)}")
+            if not plain:
+                plain = found
+                continue
+            _judge(mode, {key: _compare(found[key], plain[key]) for key in plain}, arguments.samples)
+
+
+def _judge(mode: str, values: dict[tuple, tuple[float, int]], samples: int) -> None:
+    """What the comparisons of one mode say: prompt, temperature and place to p-value and number of bins."""
+    for (prompt, temperature, place), (value, bins) in values.items():
+        figure(mode=mode, prompt=prompt, temperature=temperature, place=place, p_value=value, bins=bins, samples=samples)
+    worst = min(values, key=lambda key: values[key][0])
+    low = sum(value < 0.05 for value, _ in values.values())
+    compared = sum(bins > 1 for _, bins in values.values())
+    # Few samples leave most places without two bins.
+    good = values[worst][0] >= LEVEL
+    say(
+        None if good and compared <= len(values) // 2 else good,
+        f"{mode}: least of {compared} p-values {values[worst][0]:.5f} at {worst} ({values[worst][1]} bins), {low} below 0.05",
+    )
 
 
 def _samples(running, count: int, first_seed: int) -> dict[tuple, Counter]:

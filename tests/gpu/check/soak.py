@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import time
+from contextlib import suppress
 from statistics import median
 
 from minedraft_core.bench.prompts import read_prompts
@@ -13,14 +14,14 @@ from minedraft_core.control import ModeOrder
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, StepRecord
 from minedraft_core.vllm.args import runs_on_cpu
 from tests.gpu.check.asking import Ask, answer
-from tests.gpu.check.basics import TIGHT, engine, quick, summary
+from tests.gpu.check.basics import TIGHT, drafted, engine, quick, summary
 from tests.gpu.check.findings import attempt, figure, query, say
 
 CONCURRENCY = 24
 PERIOD = 20.0  # seconds between orders
 EDGE = 60.0  # seconds at the beginning and the end that are compared
 SLOWER = 1.15  # of a median, at most
-GROWTH_MB = 300  # of the host's memory, at most, records of the passes included
+GROWTH_MB = 150  # of the engine's memory on the host in the second half, at most; this process grows with the records it keeps
 
 
 def stage_soak(arguments) -> None:
@@ -38,10 +39,11 @@ async def _soaked(running, arguments, mode: str) -> None:
     prompts = running.tokenize(read_prompts())
     workers = [asyncio.create_task(_client(running, prompts, number, end, state)) for number in range(CONCURRENCY + 8)]
     changes = asyncio.create_task(_orders(running, mode, arguments.k, end))
-    await asyncio.sleep(min(30.0, (end - began) / 4))
-    before = _memory()
+    await asyncio.sleep((end - began) / 2)
+    halfway = _memory()
     await asyncio.gather(*workers)
-    given, after = await changes, _memory()
+    (given, refused), after = await changes, _memory()
+    state["wrong"] += refused
     records = list(running._records)
     say(
         not state["wrong"],
@@ -49,11 +51,21 @@ async def _soaked(running, arguments, mode: str) -> None:
     )
     down = [record for record in records if isinstance(record, DrafterRecord) and not record.up]
     preempted = sum(record.preempted_requests for record in records if isinstance(record, StepRecord))
-    say(not down and preempted > 0, f"{mode}: {preempted} preemptions, drafter failures {[record.message for record in down]}")
-    grown = after["host_mb"] - before["host_mb"]
-    say(grown <= GROWTH_MB, f"{mode}: memory {before} at the start, {after} at the end")
-    say(after["cards_mb"] == before["cards_mb"] or None, f"{mode}: the cards' memory at the start and at the end")
-    figure(mode=mode, minutes=arguments.minutes, before=before, after=after, **{name: state[name] for name in ("asked", "aborted")})
+    say(drafted(records) and preempted > 0, f"{mode}: {preempted} preemptions, drafter failures {[record.message for record in down]}")
+    grown = after["engine_mb"] - halfway["engine_mb"]
+    say(grown <= GROWTH_MB, f"{mode}: memory {halfway} halfway, {after} at the end, with {len(records)} records")
+    say(after["cards_mb"] == halfway["cards_mb"] or None, f"{mode}: the cards' memory halfway and at the end")
+    figure(
+        mode=mode,
+        minutes=arguments.minutes,
+        halfway=halfway,
+        after=after,
+        asked=state["asked"],
+        aborted=state["aborted"],
+        orders=given,
+        preempted=preempted,
+        wrong=state["wrong"],
+    )
     _drift(mode, records)
 
 
@@ -83,26 +95,35 @@ async def _client(running, prompts, number: int, end: float, state: dict) -> Non
                 state["wrong"].append((tokens, lengths))
 
 
-async def _orders(running, mode: str, k: int, end: float) -> int:
-    """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back."""
+async def _orders(running, mode: str, k: int, end: float) -> tuple[int, list[str]]:
+    """Every fourth of a period the mode that the engine was started in gives way to another one, then comes back.
+
+    How many orders were given, and what was wrong with one, which is the last then.
+    """
     given = 0
     others = [ModeOrder(Mode.SEQUENTIAL, k), ModeOrder(Mode.PARALLEL, max(1, k - 1)), ModeOrder(Mode.OFF, 0)]
-    while (left := end - time.monotonic()) > EDGE / 4:
-        await asyncio.sleep(min(PERIOD * 0.75, left / 2))
-        await asyncio.to_thread(running._control.set_mode, others[given // 2 % len(others)])
-        await asyncio.sleep(min(PERIOD * 0.25, left / 4))
-        await asyncio.to_thread(running._control.set_mode, ModeOrder(Mode(mode), k))
-        given += 2
-    return given
+    try:
+        while (left := end - time.monotonic()) > EDGE / 4:
+            await asyncio.sleep(min(PERIOD * 0.75, left / 2))
+            await asyncio.to_thread(running._control.set_mode, others[given // 2 % len(others)])
+            await asyncio.sleep(min(PERIOD * 0.25, left / 4))
+            await asyncio.to_thread(running._control.set_mode, ModeOrder(Mode(mode), k))
+            given += 2
+    except Exception as error:  # noqa: BLE001 -- the requests go on
+        return given, [repr(error)]
+    return given, []
 
 
 def _memory() -> dict:
-    """Megabytes of this process and its children, and what is used of each card."""
+    """Megabytes of the engine's processes and of this one, and what is used of each card."""
     import psutil
 
-    own = psutil.Process(os.getpid())
-    resident = sum(process.memory_info().rss for process in (own, *own.children(recursive=True)))
-    return {"host_mb": resident >> 20, "cards_mb": query("memory.used")}
+    own, engine_bytes = psutil.Process(os.getpid()), 0
+    for process in own.children(recursive=True):
+        # A compiler may be gone by now.
+        with suppress(psutil.NoSuchProcess):
+            engine_bytes += process.memory_info().rss
+    return {"engine_mb": engine_bytes >> 20, "own_mb": own.memory_info().rss >> 20, "cards_mb": query("memory.used")}
 
 
 def _drift(mode: str, records) -> None:

@@ -11,7 +11,7 @@ from tests.gpu.check.asking import Ask, answer, answers
 from tests.gpu.check.basics import BATCH, TIE, engine, quick, summary
 from tests.gpu.check.findings import attempt, say
 
-TOKENS, PAUSE = 192, 0.4
+TOKENS, PAUSE = 192, 0.2
 
 
 def orders(mode: str, k: int) -> list[ModeOrder]:
