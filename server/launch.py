@@ -27,6 +27,7 @@ from minedraft_core.metrics import PipelineMetrics, ServiceLevels
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
+from minedraft_core.vllm.logs import quieten
 from server.admin import admin_router
 from server.app import create_app
 from server.dashboard import Dashboard, dashboard_router
@@ -83,6 +84,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
         check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
+        _announce(settings, config)
         engine = start_engine(args)
         stack.callback(_logger.info, "the server has ended")
         stack.callback(engine.shutdown)
@@ -205,12 +207,23 @@ def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tu
     return FeedReader(address, sinks), address, metrics
 
 
+def _announce(settings: Settings, config: PipelineConfig) -> None:
+    names = settings.served_model_name or (str(settings.model),)
+    fields = {
+        "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "target_cores": config.target_cores or None,
+        "drafter_cores": config.drafter.cores or None,
+    }
+    _logger.info("loading %s in mode %s", ", ".join(names), config.speculative.mode.value, extra={"fields": fields})
+
+
 def _set_environment(settings: Settings) -> None:
     # vLLM reads these when its processes start.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # At its level "info" vLLM fills screens; its warnings are enough beside our own lines.
-    level = "warning" if settings.log_level == "info" else settings.log_level
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", level.upper())
+    if settings.log_level in {"debug", "error"}:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
+    quieten(os.environ, on_cpu=runs_on_cpu())
 
 
 def _end_on_sigterm() -> None:

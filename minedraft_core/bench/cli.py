@@ -23,6 +23,7 @@ from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.embedded import CPU_ENGINE_FLAGS, prepare
 from minedraft_core.errors import errors_in_one_line
+from minedraft_core.vllm.logs import quieten
 
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -156,9 +157,8 @@ def _write(path: Path, device: str, rows: list[Row]) -> None:
 
 def quiet_engine() -> None:
     """Let vLLM say no more than its warnings, on standard error. Call before it is imported."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    quieten(os.environ, on_cpu=not on_gpus())
 
 
 def end_on_sigterm() -> None:
