@@ -20,6 +20,7 @@ from vllm.utils.system_utils import set_ulimit
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
+from minedraft_core.cores import Cores, check_cores, split_cores
 from minedraft_core.embedded import prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.gpus import take_gpus
@@ -69,14 +70,13 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         settings = with_embedded(settings)
         dashboard = Dashboard()
         reader, address, metrics = _open_feed(settings, stack, dashboard)
-        target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
+        cores = Cores(settings.target_cores, settings.drafter_cores)
         if runs_on_cpu():
-            target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
-        drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
+            cores = share_cores(settings, sorted(os.sched_getaffinity(0)))
         config = PipelineConfig(
             speculative=settings.speculative_config or MineDraftConfig(),
-            drafter=drafter,
-            target_cores=target_cores,
+            drafter=settings.drafter.model_copy(update={"cores": cores.drafter}),
+            target_cores=cores.target,
             feed_address=address,
             control_address=f"{address}-control" if settings.enable_admin else None,
         )
@@ -156,26 +156,13 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     return replace(args, kv_cache_memory_bytes=EMBEDDED_KV_CACHE_BYTES)
 
 
-def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cores of the target and of the drafter; empty where the choice is the system's.
-
-    They never share one, unless there is only one: where drafting is on and no core is named, the drafter gets the last. Raises
-    ConfigError for cores that are shared or not there.
-    """
-    target, drafter = settings.target_cores, settings.drafter_cores
-    for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
-        if missing := sorted(set(cores) - set(available)):
-            raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
-    if shared := sorted(set(target) & set(drafter)):
-        raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
-    if settings.speculative_config is None or settings.speculative_config.mode is Mode.OFF:
-        return target or tuple(available), drafter
-    if target and drafter:
-        return target, drafter
-    free = [core for core in available if core not in {*target, *drafter}]
-    if not target and not drafter:
-        return (tuple(free[:-1]), (free[-1],)) if len(free) > 1 else ((), ())
-    return (target, tuple(free)) if target else (tuple(free), drafter)
+def share_cores(settings: Settings, available: Sequence[int]) -> Cores:
+    """Cores of target and drafter, none shared; where nothing is drafted the target gets all. Raises ConfigError for impossible ones."""
+    named = Cores(settings.target_cores, settings.drafter_cores)
+    if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
+        return split_cores(named, available)
+    check_cores(named, available)
+    return Cores(named.target or tuple(available), named.drafter)
 
 
 def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack) -> list[APIRouter]:

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 
 from minedraft_core.config import ConfigError, MineDraftConfig
+from minedraft_core.cores import Cores
 from minedraft_core.embedded import EmbeddedModels
 from server import launch
-from server.launch import read_engine_args, split_cores, with_embedded
+from server.launch import read_engine_args, share_cores, with_embedded
 from server.settings import Settings
 
 DRAFTING = {"model": "draft", "num_speculative_tokens": 4}
@@ -50,21 +51,21 @@ def test_named_model_is_kept_and_needs_its_own_drafter() -> None:
 @pytest.mark.parametrize(
     ("target", "drafter", "available", "expected"),
     [
-        ([], [], [0, 1, 2, 3], ((0, 1, 2), (3,))),
-        ([], [], [5], ((), ())),
-        ([0, 1], [], [0, 1, 2], ((0, 1), (2,))),
-        ([], [0], [0, 1, 2], ((1, 2), (0,))),
-        ([2], [0], [0, 1, 2], ((2,), (0,))),
+        ([], [], [0, 1, 2, 3], Cores((0, 1, 2), (3,))),
+        ([], [], [5], Cores((), ())),
+        ([0, 1], [], [0, 1, 2], Cores((0, 1), (2,))),
+        ([], [0], [0, 1, 2], Cores((1, 2), (0,))),
+        ([2], [0], [0, 1, 2], Cores((2,), (0,))),
     ],
 )
-def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list[int], available: list[int], expected: object) -> None:
+def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list[int], available: list[int], expected: Cores) -> None:
     settings = Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING)
-    assert split_cores(settings, available) == expected
+    assert share_cores(settings, available) == expected
 
 
 def test_without_drafting_the_target_gets_all_cores() -> None:
-    assert split_cores(Settings(), [0, 1]) == ((0, 1), ())
-    assert split_cores(Settings(target_cores=[1]), [0, 1]) == ((1,), ())
+    assert share_cores(Settings(), [0, 1]) == Cores((0, 1), ())
+    assert share_cores(Settings(target_cores=[1]), [0, 1]) == Cores((1,), ())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_without_drafting_the_target_gets_all_cores() -> None:
 )
 def test_impossible_cores_are_refused(target: list[int], drafter: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        split_cores(Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING), [0, 1])
+        share_cores(Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING), [0, 1])
 
 
 def test_engine_flags_reach_vllm() -> None:

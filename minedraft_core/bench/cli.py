@@ -16,11 +16,12 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, read_cores, split_cores
+from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, named_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.cores import NO_CORES, Cores
 from minedraft_core.embedded import CPU_ENGINE_FLAGS, prepare
 from minedraft_core.errors import errors_in_one_line
 from minedraft_core.vllm.logs import quieten
@@ -187,12 +188,17 @@ def _check_acceptance(replayed: float | None, length: float | None) -> None:
 
 
 def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:
-    target, drafter = read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores)
+    cores = bench_cores(target_cores, drafter_cores)
+    return gpu_arms_of(modes) if on_gpus() else arms_of(modes, cores)
+
+
+def bench_cores(target: str, drafter: str) -> Cores:
+    """The cores named by the flags, or those that are chosen; none on GPUs. Raises ConfigError for impossible ones."""
     if not on_gpus():
-        return arms_of(modes, split_cores(target, drafter, sorted(os.sched_getaffinity(0))))
+        return named_cores(target, drafter, sorted(os.sched_getaffinity(0)))
     if target or drafter:
         raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
-    return gpu_arms_of(modes)
+    return NO_CORES
 
 
 def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:

@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
-from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
+from minedraft_core.bench.cli import bench_cores, end_on_sigterm, on_gpus, quiet_engine
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.cores import Cores
 from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.catalogue import Experiment, ModeName, Variant, VariantName, catalogue
 from minedraft_core.experiments.grid import Cell, Session, cells_of, sessions_of
@@ -95,7 +95,7 @@ def experiment(
             datasets=tuple(dataset or ()),
             prompts_folder=datasets,
             out=out,
-            cores=_cores(target_cores, drafter_cores),
+            cores=bench_cores(target_cores, drafter_cores),
             session=session,
             report=report and session is None,
         )
@@ -266,12 +266,3 @@ def _variant(name: str | None) -> VariantName:
     if found is None:
         raise ConfigError(f"--variant: {name!r} is not possible; give one of {', '.join(_VARIANTS)}")
     return found
-
-
-def _cores(target: str, drafter: str) -> Cores:
-    named = read_cores("--target-cores", target), read_cores("--drafter-cores", drafter)
-    if on_gpus():
-        if any(named):
-            raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
-        return NO_CORES
-    return split_cores(*named, sorted(os.sched_getaffinity(0)))

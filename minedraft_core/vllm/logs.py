@@ -11,6 +11,7 @@ _CONFIG = Path(__file__).with_name("logging.json")
 # Each is about a choice that MineDraft makes for the CPU backend, or about something that it does in another way.
 _SAY_NOTHING = (
     "Async scheduling not supported with custom_class-based",
+    "CPU backend doesn't allow to use `torch.set_num_threads`",
     "Enforce eager set",
     "Inductor compilation was disabled",
     "Model Runner V2 requires Triton",
