@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import REGISTRY
@@ -21,10 +20,11 @@ from vllm.utils.system_utils import set_ulimit
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
 from minedraft_core.cores import Cores, check_cores, split_cores
-from minedraft_core.embedded import prepare
+from minedraft_core.embedded import CPU_FLAGS, KV_CACHE_BYTES, prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
+from minedraft_core.signals import end_on_sigterm
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
@@ -40,11 +40,7 @@ from server.settings import Settings
 _logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-# 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
-EMBEDDED_KV_CACHE_BYTES = 1 << 30
 EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
-# Compiling takes minutes on two cores, and a C++ compiler.
-EMBEDDED_CPU_FLAGS = ("--enforce-eager", *EMBEDDED_FLAGS)
 EMBEDDED_DRAFT_TOKENS = 4
 
 
@@ -58,7 +54,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
 
     Raises ConfigError, or OSError where the address is taken, before anything is loaded.
     """
-    _end_on_sigterm()
+    end_on_sigterm()
     # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
     set_ulimit()
     with ExitStack() as stack:
@@ -134,8 +130,8 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    flags = EMBEDDED_CPU_FLAGS if runs_on_cpu() else EMBEDDED_FLAGS
-    own = (*names, *(flags if embedded else ()))
+    flags = (*(CPU_FLAGS if runs_on_cpu() else ()), *EMBEDDED_FLAGS) if embedded else ()
+    own = (*names, *flags)
     args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(serve_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
     if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
         level = settings.per_request_spec_decode_metrics
@@ -153,7 +149,7 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args
-    return replace(args, kv_cache_memory_bytes=EMBEDDED_KV_CACHE_BYTES)
+    return replace(args, kv_cache_memory_bytes=KV_CACHE_BYTES)
 
 
 def share_cores(settings: Settings, available: Sequence[int]) -> Cores:
@@ -211,10 +207,3 @@ def _set_environment(settings: Settings) -> None:
     if settings.log_level in {"debug", "error"}:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
     quieten(os.environ, on_cpu=runs_on_cpu())
-
-
-def _end_on_sigterm() -> None:
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)

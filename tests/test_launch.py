@@ -4,7 +4,7 @@ import pytest
 
 from minedraft_core.config import ConfigError, MineDraftConfig
 from minedraft_core.cores import Cores
-from minedraft_core.embedded import EmbeddedModels
+from minedraft_core.embedded import KV_CACHE_BYTES, EmbeddedModels
 from server import launch
 from server.launch import read_engine_args, share_cores, with_embedded
 from server.settings import Settings
@@ -85,7 +85,7 @@ def test_engine_flags_reach_vllm() -> None:
 def test_embedded_model_takes_little_memory_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     settings = Settings(model="m")
-    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes == launch.EMBEDDED_KV_CACHE_BYTES
+    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes == KV_CACHE_BYTES
     assert read_engine_args(settings, ["--kv-cache-memory-bytes", "5"], embedded=True).kv_cache_memory_bytes == 5
     assert read_engine_args(settings, ["--gpu-memory-utilization", "0.5"], embedded=True).kv_cache_memory_bytes is None
     assert read_engine_args(settings, []).kv_cache_memory_bytes is None

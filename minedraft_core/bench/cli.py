@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -22,8 +21,9 @@ from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.cores import NO_CORES, Cores
-from minedraft_core.embedded import CPU_ENGINE_FLAGS, prepare
+from minedraft_core.embedded import CPU_FLAGS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
+from minedraft_core.signals import end_on_sigterm
 from minedraft_core.vllm.logs import quieten
 
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -120,7 +120,9 @@ def bench_engine(
         )
         if json_file is not None:
             json_file.touch()
-        flags = [*(CPU_ENGINE_FLAGS if model is None and not on_gpus() else ()), *context.args]
+        flags = list(context.args)
+        if model is None and not on_gpus():
+            flags = [*CPU_FLAGS, "--kv-cache-memory-bytes", str(KV_CACHE_BYTES), *flags]
         rows = _measure(plan, read_prompts(prompts), max_model_len, flags, console, json_file)
     show(table(plan, rows))
 
@@ -160,15 +162,6 @@ def quiet_engine() -> None:
     """Let vLLM say no more than its warnings, on standard error. Call before it is imported."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     quieten(os.environ, on_cpu=not on_gpus())
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM unwind the process, so that its engine ends with it."""
-
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
 
 
 def on_gpus() -> bool:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.cli import bench_cores, end_on_sigterm, on_gpus, quiet_engine
+from minedraft_core.bench.cli import bench_cores, on_gpus, quiet_engine
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.cores import Cores
@@ -32,6 +32,7 @@ from minedraft_core.gpus import FreeGpus, take_gpus
 from minedraft_core.report.arms import measured
 from minedraft_core.report.cli import check_extra, make_report, show
 from minedraft_core.report.reading import read_traces
+from minedraft_core.signals import end_on_sigterm
 
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
