@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,7 +21,7 @@ from vllm.utils.system_utils import set_ulimit
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
 from minedraft_core.cores import Cores, check_cores, split_cores
-from minedraft_core.embedded import CPU_FLAGS, KV_CACHE_BYTES, prepare
+from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
@@ -40,7 +41,7 @@ from server.settings import Settings
 _logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
+EMBEDDED_DEFAULTS = MappingProxyType({"max_model_len": 4096, "max_num_seqs": 16})
 EMBEDDED_DRAFT_TOKENS = 4
 
 
@@ -126,13 +127,14 @@ def with_embedded(settings: Settings) -> Settings:
 def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: bool = False) -> AsyncEngineArgs:
     """vLLM's arguments for the model of the settings. Raises ConfigError for a flag or value that vLLM does not take.
 
-    The `embedded` model gets flags of its own, which `arguments` override, and a small KV cache unless a flag or
+    The `embedded` model has defaults of its own, which `arguments` override, and a small KV cache unless a flag or
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    flags = (*(CPU_FLAGS if runs_on_cpu() else ()), *EMBEDDED_FLAGS) if embedded else ()
-    own = (*names, *flags)
-    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(serve_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
+    parser = serve_parser()
+    if embedded:
+        parser.set_defaults(**EMBEDDED_DEFAULTS, **(CPU_DEFAULTS if runs_on_cpu() else {}))
+    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(settings.model), *names, *arguments]))
     if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
         level = settings.per_request_spec_decode_metrics
         # A request may ask for the report at any time; counting costs an addition a step.

@@ -82,6 +82,13 @@ def test_engine_flags_reach_vllm() -> None:
     assert (args.model, args.max_num_seqs, args.dtype) == ("m", 7, "float32")
 
 
+def test_defaults_of_the_embedded_model_can_be_overridden() -> None:
+    args = read_engine_args(Settings(model="m"), [], embedded=True)
+    assert (args.max_model_len, args.max_num_seqs) == (4096, 16)
+    args = read_engine_args(Settings(model="m"), ["--max-num-seqs", "8", "--no-enforce-eager"], embedded=True)
+    assert (args.max_model_len, args.max_num_seqs, args.enforce_eager) == (4096, 8, False)
+
+
 def test_embedded_model_takes_little_memory_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     settings = Settings(model="m")

@@ -7,10 +7,10 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -21,7 +21,7 @@ from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.cores import NO_CORES, Cores
-from minedraft_core.embedded import CPU_FLAGS, KV_CACHE_BYTES, prepare
+from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
 from minedraft_core.signals import end_on_sigterm
 from minedraft_core.vllm.logs import quieten
@@ -120,15 +120,14 @@ def bench_engine(
         )
         if json_file is not None:
             json_file.touch()
-        flags = list(context.args)
-        if model is None and not on_gpus():
-            flags = [*CPU_FLAGS, "--kv-cache-memory-bytes", str(KV_CACHE_BYTES), *flags]
-        rows = _measure(plan, read_prompts(prompts), max_model_len, flags, console, json_file)
+        defaults = {**CPU_DEFAULTS, "kv_cache_memory_bytes": KV_CACHE_BYTES} if model is None and not on_gpus() else {}
+        defaults["max_model_len"] = max_model_len
+        rows = _measure(plan, read_prompts(prompts), context.args, defaults, console, json_file)
     show(table(plan, rows))
 
 
 def _measure(
-    plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console, json_file: Path | None
+    plan: Plan, texts: Sequence[str], engine_flags: Sequence[str], defaults: Mapping[str, Any], console: Console, json_file: Path | None
 ) -> list[Row]:
     end_on_sigterm()
     quiet_engine()
@@ -136,7 +135,7 @@ def _measure(
     from minedraft_core.vllm.bench import bench_engine as start_engine
     from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
-    args = engine_args(plan.target, max(plan.concurrency), max_model_len, engine_flags)
+    args = engine_args(plan.target, max(plan.concurrency), engine_flags, defaults)
 
     def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
         return native_engine(args, config) if arm.native else start_engine(args, config)

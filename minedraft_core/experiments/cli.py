@@ -192,7 +192,8 @@ def _start(around: Surroundings) -> Start:
         variant = around.variant
         target, _ = around.models(session)
         split = ["--tensor-parallel-size", str(variant.tensor_parallel)] if variant.tensor_parallel > 1 else []
-        args = engine_args(target, session.max_num_seqs, variant.max_model_len, [*variant.flags, *split], "minedraft experiment")
+        defaults = {"max_model_len": variant.max_model_len}
+        args = engine_args(target, session.max_num_seqs, [*variant.flags, *split], defaults, "minedraft experiment")
         # The time of a request's first token is one of its statistics.
         args = replace(args, disable_log_stats=False)
         return native_engine(args, config) if session.mode == "native" else bench_engine(args, config)
