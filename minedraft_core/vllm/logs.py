@@ -15,6 +15,7 @@ _SAY_NOTHING = (
     "Enforce eager set",
     "Inductor compilation was disabled",
     "Model Runner V2 requires Triton",
+    "Passing raw prompts to InputProcessor is deprecated",
     "Priority not set for op",
     "Reset SSM cache type",
     "Speculative decoding on CPU without Intel OpenMP",
