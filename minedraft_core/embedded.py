@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from minedraft_core.cache import file_sha256, find_fault, lock, publish
 
@@ -27,8 +28,10 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PACKED_DRAFTER = Path(__file__).parent / "assets" / "smollm2-drafter.safetensors"
 PACKED_DRAFTER_SHA256 = "9eff3d1fae8d55599cfcf5804fde639ccdeac72d5cf53f716a5d96492acfaee4"
 NEEDED_BYTES = 400 << 20
-CPU_ENGINE_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 30))
-"""What vLLM's engine is told for these models on CPU: compiling takes minutes, and its share of the memory is meant for large models."""
+CPU_DEFAULTS = MappingProxyType({"enforce_eager": True})
+"""vLLM's arguments for these models on CPU, unless others are given: compiling takes minutes, and a C++ compiler."""
+KV_CACHE_BYTES = 1 << 30
+"""46,000 tokens. Without a figure vLLM takes nearly all memory of a machine, and does not start where others use some of it."""
 
 _TARGET_RECIPE = f"gguf-{GGUF_SHA256[:12]}-bfloat16-v1"
 _DRAFT_RECIPE = f"{_TARGET_RECIPE}-drafter-{PACKED_DRAFTER_SHA256[:12]}"

@@ -22,6 +22,7 @@ app = typer.Typer(
     help="Serve language models with drafting hidden behind verification.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its columns cut long flags in a terminal of 80
 )
 models_app = typer.Typer(help="The embedded default model and its drafter.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
@@ -107,7 +108,7 @@ def train_drafter(context: typer.Context) -> None:
     """Hand over to the trainer, whose imports take seconds."""
     from minedraft_core.training.cli import train
 
-    trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     trainer.command()(train)
     trainer(args=context.args, prog_name="minedraft drafter train")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import REGISTRY
@@ -20,13 +20,16 @@ from vllm.utils.system_utils import set_ulimit
 
 from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ControlClient
-from minedraft_core.embedded import prepare
+from minedraft_core.cores import Cores, check_cores, split_cores
+from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
+from minedraft_core.signals import end_on_sigterm
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
+from minedraft_core.vllm.logs import quieten
 from server.admin import admin_router
 from server.app import create_app
 from server.dashboard import Dashboard, dashboard_router
@@ -38,11 +41,7 @@ from server.settings import Settings
 _logger = logging.getLogger("minedraft.server")
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-# 46,000 tokens. Without a figure vLLM takes nearly all memory of the machine, and does not start where others use some of it.
-EMBEDDED_KV_CACHE_BYTES = 1 << 30
-EMBEDDED_FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "16")
-# Compiling takes minutes on two cores, and a C++ compiler.
-EMBEDDED_CPU_FLAGS = ("--enforce-eager", *EMBEDDED_FLAGS)
+EMBEDDED_DEFAULTS = MappingProxyType({"max_model_len": 4096, "max_num_seqs": 16})
 EMBEDDED_DRAFT_TOKENS = 4
 
 
@@ -56,7 +55,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
 
     Raises ConfigError, or OSError where the address is taken, before anything is loaded.
     """
-    _end_on_sigterm()
+    end_on_sigterm()
     # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
     set_ulimit()
     with ExitStack() as stack:
@@ -68,14 +67,13 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         settings = with_embedded(settings)
         dashboard = Dashboard()
         reader, address, metrics = _open_feed(settings, stack, dashboard)
-        target_cores, drafter_cores = settings.target_cores, settings.drafter_cores
+        cores = Cores(settings.target_cores, settings.drafter_cores)
         if runs_on_cpu():
-            target_cores, drafter_cores = split_cores(settings, sorted(os.sched_getaffinity(0)))
-        drafter = settings.drafter.model_copy(update={"cores": drafter_cores})
+            cores = share_cores(settings, sorted(os.sched_getaffinity(0)))
         config = PipelineConfig(
             speculative=settings.speculative_config or MineDraftConfig(),
-            drafter=drafter,
-            target_cores=target_cores,
+            drafter=settings.drafter.model_copy(update={"cores": cores.drafter}),
+            target_cores=cores.target,
             feed_address=address,
             control_address=f"{address}-control" if settings.enable_admin else None,
         )
@@ -83,6 +81,7 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
         args = with_pipeline(read_engine_args(settings, engine_arguments, embedded=embedded), config)
         check_chat(settings, args.reasoning_parser)
         _set_environment(settings)
+        _announce(settings, config)
         engine = start_engine(args)
         stack.callback(_logger.info, "the server has ended")
         stack.callback(engine.shutdown)
@@ -128,13 +127,14 @@ def with_embedded(settings: Settings) -> Settings:
 def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: bool = False) -> AsyncEngineArgs:
     """vLLM's arguments for the model of the settings. Raises ConfigError for a flag or value that vLLM does not take.
 
-    The `embedded` model gets flags of its own, which `arguments` override, and a small KV cache unless a flag or
+    The `embedded` model has defaults of its own, which `arguments` override, and a small KV cache unless a flag or
     `VLLM_CPU_KVCACHE_SPACE` (vLLM's) sizes the memory.
     """
     names = ("--served-model-name", *settings.served_model_name) if settings.served_model_name else ()
-    flags = EMBEDDED_CPU_FLAGS if runs_on_cpu() else EMBEDDED_FLAGS
-    own = (*names, *(flags if embedded else ()))
-    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(serve_parser().parse_args(["--model", str(settings.model), *own, *arguments]))
+    parser = serve_parser()
+    if embedded:
+        parser.set_defaults(**EMBEDDED_DEFAULTS, **(CPU_DEFAULTS if runs_on_cpu() else {}))
+    args: AsyncEngineArgs = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(settings.model), *names, *arguments]))
     if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
         level = settings.per_request_spec_decode_metrics
         # A request may ask for the report at any time; counting costs an addition a step.
@@ -151,29 +151,16 @@ def read_engine_args(settings: Settings, arguments: Sequence[str], *, embedded: 
     sized = args.kv_cache_memory_bytes is not None or args.gpu_memory_utilization != AsyncEngineArgs.gpu_memory_utilization
     if not embedded or sized or "VLLM_CPU_KVCACHE_SPACE" in os.environ:
         return args
-    return replace(args, kv_cache_memory_bytes=EMBEDDED_KV_CACHE_BYTES)
+    return replace(args, kv_cache_memory_bytes=KV_CACHE_BYTES)
 
 
-def split_cores(settings: Settings, available: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cores of the target and of the drafter; empty where the choice is the system's.
-
-    They never share one, unless there is only one: where drafting is on and no core is named, the drafter gets the last. Raises
-    ConfigError for cores that are shared or not there.
-    """
-    target, drafter = settings.target_cores, settings.drafter_cores
-    for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
-        if missing := sorted(set(cores) - set(available)):
-            raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
-    if shared := sorted(set(target) & set(drafter)):
-        raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
-    if settings.speculative_config is None or settings.speculative_config.mode is Mode.OFF:
-        return target or tuple(available), drafter
-    if target and drafter:
-        return target, drafter
-    free = [core for core in available if core not in {*target, *drafter}]
-    if not target and not drafter:
-        return (tuple(free[:-1]), (free[-1],)) if len(free) > 1 else ((), ())
-    return (target, tuple(free)) if target else (tuple(free), drafter)
+def share_cores(settings: Settings, available: Sequence[int]) -> Cores:
+    """Cores of target and drafter, none shared; where nothing is drafted the target gets all. Raises ConfigError for impossible ones."""
+    named = Cores(settings.target_cores, settings.drafter_cores)
+    if settings.speculative_config is not None and settings.speculative_config.mode is not Mode.OFF:
+        return split_cores(named, available)
+    check_cores(named, available)
+    return Cores(named.target or tuple(available), named.drafter)
 
 
 def _admin_routers(settings: Settings, config: PipelineConfig, stack: ExitStack) -> list[APIRouter]:
@@ -205,16 +192,20 @@ def _open_feed(settings: Settings, stack: ExitStack, dashboard: Dashboard) -> tu
     return FeedReader(address, sinks), address, metrics
 
 
+def _announce(settings: Settings, config: PipelineConfig) -> None:
+    names = settings.served_model_name or (str(settings.model),)
+    fields = {
+        "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "target_cores": config.target_cores or None,
+        "drafter_cores": config.drafter.cores or None,
+    }
+    _logger.info("loading %s in mode %s", ", ".join(names), config.speculative.mode.value, extra={"fields": fields})
+
+
 def _set_environment(settings: Settings) -> None:
     # vLLM reads these when its processes start.
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # At its level "info" vLLM fills screens; its warnings are enough beside our own lines.
-    level = "warning" if settings.log_level == "info" else settings.log_level
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", level.upper())
-
-
-def _end_on_sigterm() -> None:
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
+    if settings.log_level in {"debug", "error"}:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", settings.log_level.upper())
+    quieten(os.environ, on_cpu=runs_on_cpu())

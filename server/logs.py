@@ -10,6 +10,7 @@ import msgspec
 
 from minedraft_core.feed import FeedMessage
 from minedraft_core.types import DrafterRecord
+from minedraft_core.vllm.logs import TellingLines
 from server.settings import Settings
 
 _drafter = logging.getLogger("minedraft.drafter")
@@ -56,16 +57,18 @@ def log_drafter(message: FeedMessage) -> None:
 
 
 def configure_logging(settings: Settings) -> None:
-    """Send the server's, uvicorn's and the pipeline's logs to standard error. vLLM keeps its own format."""
+    """Send the server's, uvicorn's and the pipeline's logs to standard error, and vLLM's until it has a format of its own."""
     level = settings.log_level.upper()
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
             "formatters": {"json": {"()": JsonFormatter}, "text": {"()": TextFormatter}},
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": settings.log_format}},
+            "filters": {"telling": {"()": TellingLines}},
+            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": settings.log_format, "filters": ["telling"]}},
             "loggers": {
                 "minedraft": {"handlers": ["stderr"], "level": level, "propagate": False},
+                "vllm": {"handlers": ["stderr"], "level": logging.WARNING, "propagate": False},
                 "uvicorn": {
                     "handlers": ["stderr"],
                     "level": max(logging.WARNING, logging.getLevelNamesMapping()[level]),

@@ -118,3 +118,15 @@ def test_missing_model_folder_is_named() -> None:
     assert result.returncode == 2
     assert "error: --model: there is nothing at /no/such/folder" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_help_names_long_flags_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, flags in {
+        ("bench", "engine"): ["--num-speculative-tokens", "--tetris-extra-proposals"],
+        ("drafter", "train"): ["--intermediate-size", "--evaluation-prompts"],
+        ("experiment",): ["--wait-for-gpus-utilization"],
+    }.items():
+        text = CliRunner().invoke(app, [*command, "--help"]).output
+        assert all(one in text for one in flags), command
+        assert "…" not in text

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 
 from minedraft_core.config import ConfigError, MineDraftConfig
-from minedraft_core.embedded import EmbeddedModels
+from minedraft_core.cores import Cores
+from minedraft_core.embedded import KV_CACHE_BYTES, EmbeddedModels
 from server import launch
-from server.launch import read_engine_args, split_cores, with_embedded
+from server.launch import read_engine_args, share_cores, with_embedded
 from server.settings import Settings
 
 DRAFTING = {"model": "draft", "num_speculative_tokens": 4}
@@ -50,21 +51,21 @@ def test_named_model_is_kept_and_needs_its_own_drafter() -> None:
 @pytest.mark.parametrize(
     ("target", "drafter", "available", "expected"),
     [
-        ([], [], [0, 1, 2, 3], ((0, 1, 2), (3,))),
-        ([], [], [5], ((), ())),
-        ([0, 1], [], [0, 1, 2], ((0, 1), (2,))),
-        ([], [0], [0, 1, 2], ((1, 2), (0,))),
-        ([2], [0], [0, 1, 2], ((2,), (0,))),
+        ([], [], [0, 1, 2, 3], Cores((0, 1, 2), (3,))),
+        ([], [], [5], Cores((), ())),
+        ([0, 1], [], [0, 1, 2], Cores((0, 1), (2,))),
+        ([], [0], [0, 1, 2], Cores((1, 2), (0,))),
+        ([2], [0], [0, 1, 2], Cores((2,), (0,))),
     ],
 )
-def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list[int], available: list[int], expected: object) -> None:
+def test_target_and_drafter_get_their_own_cores(target: list[int], drafter: list[int], available: list[int], expected: Cores) -> None:
     settings = Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING)
-    assert split_cores(settings, available) == expected
+    assert share_cores(settings, available) == expected
 
 
 def test_without_drafting_the_target_gets_all_cores() -> None:
-    assert split_cores(Settings(), [0, 1]) == ((0, 1), ())
-    assert split_cores(Settings(target_cores=[1]), [0, 1]) == ((1,), ())
+    assert share_cores(Settings(), [0, 1]) == Cores((0, 1), ())
+    assert share_cores(Settings(target_cores=[1]), [0, 1]) == Cores((1,), ())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_without_drafting_the_target_gets_all_cores() -> None:
 )
 def test_impossible_cores_are_refused(target: list[int], drafter: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        split_cores(Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING), [0, 1])
+        share_cores(Settings(target_cores=target, drafter_cores=drafter, speculative_config=DRAFTING), [0, 1])
 
 
 def test_engine_flags_reach_vllm() -> None:
@@ -81,10 +82,17 @@ def test_engine_flags_reach_vllm() -> None:
     assert (args.model, args.max_num_seqs, args.dtype) == ("m", 7, "float32")
 
 
+def test_defaults_of_the_embedded_model_can_be_overridden() -> None:
+    args = read_engine_args(Settings(model="m"), [], embedded=True)
+    assert (args.max_model_len, args.max_num_seqs) == (4096, 16)
+    args = read_engine_args(Settings(model="m"), ["--max-num-seqs", "8", "--no-enforce-eager"], embedded=True)
+    assert (args.max_model_len, args.max_num_seqs, args.enforce_eager) == (4096, 8, False)
+
+
 def test_embedded_model_takes_little_memory_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     settings = Settings(model="m")
-    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes == launch.EMBEDDED_KV_CACHE_BYTES
+    assert read_engine_args(settings, [], embedded=True).kv_cache_memory_bytes == KV_CACHE_BYTES
     assert read_engine_args(settings, ["--kv-cache-memory-bytes", "5"], embedded=True).kv_cache_memory_bytes == 5
     assert read_engine_args(settings, ["--gpu-memory-utilization", "0.5"], embedded=True).kv_cache_memory_bytes is None
     assert read_engine_args(settings, []).kv_cache_memory_bytes is None

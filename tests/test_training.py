@@ -302,6 +302,7 @@ def test_packed_drafter_comes_back_within_half_a_step(target, tmp_path):
     embedding = target.get_input_embeddings().weight.bfloat16().float()
     assert torch.equal(loaded.model.get_input_embeddings().weight, embedding)
     assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in tmp_path.rglob("*.safetensors") if path.parent.name != "target")
     assert (tmp_path / "out" / "README.md").read_text() == "card"
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     with safe_open(tmp_path / "out" / "model.safetensors", framework="pt") as file:

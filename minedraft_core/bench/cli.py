@@ -5,24 +5,26 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
-import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, read_cores, split_cores
+from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, named_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
 from minedraft_core.config import ConfigError, PipelineConfig
-from minedraft_core.embedded import CPU_ENGINE_FLAGS, prepare
+from minedraft_core.cores import NO_CORES, Cores
+from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
+from minedraft_core.signals import end_on_sigterm
+from minedraft_core.vllm.logs import quieten
 
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -118,13 +120,14 @@ def bench_engine(
         )
         if json_file is not None:
             json_file.touch()
-        flags = [*(CPU_ENGINE_FLAGS if model is None and not on_gpus() else ()), *context.args]
-        rows = _measure(plan, read_prompts(prompts), max_model_len, flags, console, json_file)
+        defaults = {**CPU_DEFAULTS, "kv_cache_memory_bytes": KV_CACHE_BYTES} if model is None and not on_gpus() else {}
+        defaults["max_model_len"] = max_model_len
+        rows = _measure(plan, read_prompts(prompts), context.args, defaults, console, json_file)
     show(table(plan, rows))
 
 
 def _measure(
-    plan: Plan, texts: Sequence[str], max_model_len: int, engine_flags: Sequence[str], console: Console, json_file: Path | None
+    plan: Plan, texts: Sequence[str], engine_flags: Sequence[str], defaults: Mapping[str, Any], console: Console, json_file: Path | None
 ) -> list[Row]:
     end_on_sigterm()
     quiet_engine()
@@ -132,7 +135,7 @@ def _measure(
     from minedraft_core.vllm.bench import bench_engine as start_engine
     from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
-    args = engine_args(plan.target, max(plan.concurrency), max_model_len, engine_flags)
+    args = engine_args(plan.target, max(plan.concurrency), engine_flags, defaults)
 
     def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
         return native_engine(args, config) if arm.native else start_engine(args, config)
@@ -156,18 +159,8 @@ def _write(path: Path, device: str, rows: list[Row]) -> None:
 
 def quiet_engine() -> None:
     """Let vLLM say no more than its warnings, on standard error. Call before it is imported."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM unwind the process, so that its engine ends with it."""
-
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
+    quieten(os.environ, on_cpu=not on_gpus())
 
 
 def on_gpus() -> bool:
@@ -187,12 +180,17 @@ def _check_acceptance(replayed: float | None, length: float | None) -> None:
 
 
 def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:
-    target, drafter = read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores)
+    cores = bench_cores(target_cores, drafter_cores)
+    return gpu_arms_of(modes) if on_gpus() else arms_of(modes, cores)
+
+
+def bench_cores(target: str, drafter: str) -> Cores:
+    """The cores named by the flags, or those that are chosen; none on GPUs. Raises ConfigError for impossible ones."""
     if not on_gpus():
-        return arms_of(modes, split_cores(target, drafter, sorted(os.sched_getaffinity(0))))
+        return named_cores(target, drafter, sorted(os.sched_getaffinity(0)))
     if target or drafter:
         raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
-    return gpu_arms_of(modes)
+    return NO_CORES
 
 
 def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:

@@ -7,23 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minedraft_core.config import HEADS, MOST_DRAFTS, ConfigError
+from minedraft_core.cores import NO_CORES, Cores, parse_cores, split_cores
 from minedraft_core.types import Mode
 
 ALL_CORES = "off-all-cores"
 NATIVE = "native"
 _SHARED = "-shared"
 _TETRIS = "-tetris"
-
-
-@dataclass(frozen=True)
-class Cores:
-    """CPU cores of the target and of the drafter."""
-
-    target: tuple[int, ...]
-    drafter: tuple[int, ...]
-
-
-NO_CORES = Cores((), ())
 
 
 @dataclass(frozen=True)
@@ -77,37 +67,22 @@ class Plan:
     tetris_extra: int = 0
 
 
-def read_cores(flag: str, text: str) -> tuple[int, ...]:
-    """Core numbers from a list such as `0-3,8`. Raises ConfigError for anything else."""
-    cores: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"{flag}: {part!r} is no core; give a list such as 0-3,8")
-        cores.extend(range(int(first), int(last or first) + 1))
-    return tuple(cores)
-
-
-def split_cores(target: Sequence[int], drafter: Sequence[int], available: Sequence[int]) -> Cores:
-    """Cores for both, none shared. Where none is named the drafter gets the last, the target all others.
+def named_cores(target: str, drafter: str, available: Sequence[int]) -> Cores:
+    """The cores that two lists such as `0-3,8` name, or those that are chosen where a list is empty.
 
     Raises ConfigError for cores that are shared, missing or used up.
     """
-    for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
-        if missing := sorted(set(cores) - set(available)):
-            raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
-        if len(set(cores)) != len(cores):
-            raise ConfigError(f"{flag}: a core is named twice")
-    if shared := sorted(set(target) & set(drafter)):
-        raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
-    free = [core for core in available if core not in {*target, *drafter}]
-    if not drafter:
-        drafter = free if target else free[-1:]
-    if not target:
-        target = [core for core in free if core not in drafter]
-    if not target or not drafter:
+    cores = split_cores(Cores(_read("--target-cores", target), _read("--drafter-cores", drafter)), available)
+    if not cores.target or not cores.drafter:
         raise ConfigError(f"the benchmark needs a core for the target and another one for the drafter; allowed: {list(available)}")
-    return Cores(tuple(target), tuple(drafter))
+    return cores
+
+
+def _read(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return parse_cores(text) if text else ()
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:

@@ -19,7 +19,7 @@ from minedraft_core.bench.statistics import Figures
 from minedraft_core.overlap import parallel_over_sequential
 from minedraft_core.types import Mode
 
-_WIDTH = 156
+_WIDTH = 200
 DEFINITIONS = {
     "steady state": "All requests of a run are running, no prompt run is in progress, and every side had its turn since the last one.",
     "tokens_per_second": "Decode throughput: median over the runs of the tokens delivered in the steady state per second of it.",

@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
-from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
+from minedraft_core.bench.cli import bench_cores, on_gpus, quiet_engine
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.cores import Cores
 from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.catalogue import Experiment, ModeName, Variant, VariantName, catalogue
 from minedraft_core.experiments.grid import Cell, Session, cells_of, sessions_of
@@ -32,6 +32,7 @@ from minedraft_core.gpus import FreeGpus, take_gpus
 from minedraft_core.report.arms import measured
 from minedraft_core.report.cli import check_extra, make_report, show
 from minedraft_core.report.reading import read_traces
+from minedraft_core.signals import end_on_sigterm
 
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
@@ -95,7 +96,7 @@ def experiment(
             datasets=tuple(dataset or ()),
             prompts_folder=datasets,
             out=out,
-            cores=_cores(target_cores, drafter_cores),
+            cores=bench_cores(target_cores, drafter_cores),
             session=session,
             report=report and session is None,
         )
@@ -191,7 +192,8 @@ def _start(around: Surroundings) -> Start:
         variant = around.variant
         target, _ = around.models(session)
         split = ["--tensor-parallel-size", str(variant.tensor_parallel)] if variant.tensor_parallel > 1 else []
-        args = engine_args(target, session.max_num_seqs, variant.max_model_len, [*variant.flags, *split], "minedraft experiment")
+        defaults = {"max_model_len": variant.max_model_len}
+        args = engine_args(target, session.max_num_seqs, [*variant.flags, *split], defaults, "minedraft experiment")
         # The time of a request's first token is one of its statistics.
         args = replace(args, disable_log_stats=False)
         return native_engine(args, config) if session.mode == "native" else bench_engine(args, config)
@@ -266,12 +268,3 @@ def _variant(name: str | None) -> VariantName:
     if found is None:
         raise ConfigError(f"--variant: {name!r} is not possible; give one of {', '.join(_VARIANTS)}")
     return found
-
-
-def _cores(target: str, drafter: str) -> Cores:
-    named = read_cores("--target-cores", target), read_cores("--drafter-cores", drafter)
-    if on_gpus():
-        if any(named):
-            raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")
-        return NO_CORES
-    return split_cores(*named, sorted(os.sched_getaffinity(0)))

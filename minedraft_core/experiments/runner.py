@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from minedraft_core.bench.plan import Cores
 from minedraft_core.bench.runner import SHARED_DEVICE, Tell
 from minedraft_core.config import ConfigError, DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.control import ModeOrder
+from minedraft_core.cores import Cores
 from minedraft_core.experiments.catalogue import Dataset, Variant
 from minedraft_core.experiments.grid import Cell, Session, gpus_of
 from minedraft_core.experiments.jobs import jobs_of

@@ -122,7 +122,7 @@ def _distill(
             if step.step % plan.checkpoint_every == 0:
                 entry |= {name: rows["overall"] for name, rows in check().items()}
                 lengths = f"{entry['greedy']['acceptance_length']:.2f} greedy, {entry['sampled']['acceptance_length']:.2f} sampled"
-                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}")
+                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}", soft_wrap=True)
             log.write(json.dumps(entry) + "\n")
             log.flush()
 
@@ -267,6 +267,6 @@ def train(
         shipped = Drafter.load(out / "packed", where, dtype)
         report["acceptance"] = judge.acceptance(shipped, judge.references(asked), repeats=8)
         for name, table in report["acceptance"].items():
-            console.print(f"{name}\n{acceptance_table(table)}")
+            console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
     (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     (out / "README.md").write_text(model_card(report))

@@ -21,6 +21,8 @@ from minedraft_core.training.model import Drafter
 
 _FORMAT = "minedraft-drafter-1"
 _SCALE = ".scale"
+# safetensors keeps what it writes to its owner, and a server often runs as another user.
+_READABLE = 0o644
 _TOKENIZER_FILES = (
     "tokenizer*",
     "chat_template*",
@@ -48,6 +50,7 @@ def pack(drafter: Drafter, path: Path) -> None:
             tensors[name] = weight.float().cpu()
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"format": _FORMAT, "config": json.dumps(drafter.model.config.to_diff_dict())})
+    path.chmod(_READABLE)
 
 
 def unpack(path: Path) -> tuple[LlamaConfig, dict[str, Tensor], Tensor]:
@@ -87,6 +90,8 @@ def save_checkpoint(model: LlamaForCausalLM, token_ids: Tensor, target: Path, ou
         )
     )
     save_file({"token_ids": token_ids.to("cpu", torch.int64)}, out / DRAFT_VOCABULARY)
+    for path in out.glob("*.safetensors"):
+        path.chmod(_READABLE)
     for pattern in _TOKENIZER_FILES:
         for source in target.glob(pattern):
             shutil.copyfile(source, out / source.name)

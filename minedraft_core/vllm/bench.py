@@ -8,8 +8,9 @@ import random
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TokensPrompt
@@ -36,12 +37,12 @@ def device_name() -> str:
 
 
 def engine_args(
-    model: str, max_num_seqs: int, max_model_len: int, arguments: Sequence[str], command: str = "minedraft bench engine"
+    model: str, max_num_seqs: int, flags: Sequence[str], defaults: Mapping[str, Any], command: str = "minedraft bench engine"
 ) -> AsyncEngineArgs:
-    """vLLM's arguments for these limits and further flags. Raises ConfigError for a flag or value that vLLM does not take."""
+    """vLLM's arguments: what the flags say, else the defaults. Raises ConfigError for a flag or value that vLLM does not take."""
     parser = engine_parser(command, f"`{command} --help` lists the own options, `minedraft serve --help-engine` vLLM's")
-    parser.set_defaults(model=model, max_num_seqs=max_num_seqs, max_model_len=max_model_len, disable_log_stats=True)
-    args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(arguments)))
+    parser.set_defaults(**{"model": model, "max_num_seqs": max_num_seqs, "disable_log_stats": True, **defaults})
+    args = AsyncEngineArgs.from_cli_args(parser.parse_args(list(flags)))
     if args.max_num_seqs is not None and args.max_num_seqs < max_num_seqs:
         raise ConfigError(
             f"--max-num-seqs: {args.max_num_seqs} cannot run {max_num_seqs} requests at once; raise it or lower --concurrency"

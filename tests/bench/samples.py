@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minedraft_core.bench.plan import Cores, Plan, arms_of
+from minedraft_core.bench.plan import Plan, arms_of
+from minedraft_core.cores import Cores
 from minedraft_core.types import Mode, StepRecord
 
 CORES = Cores((0, 1), (2,))

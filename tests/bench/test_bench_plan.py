@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from minedraft_core.bench.plan import ALL_CORES, Cores, arms_of, check, gpu_arms_of, read_cores, split_cores
+from minedraft_core.bench.plan import ALL_CORES, arms_of, check, gpu_arms_of, named_cores
 from minedraft_core.bench.prompts import SHIPPED, deal, read_prompts
 from minedraft_core.config import ConfigError
+from minedraft_core.cores import Cores
 from minedraft_core.types import Mode
 from tests.bench.samples import CORES, plan
 
@@ -54,38 +55,30 @@ def test_unknown_and_repeated_modes_are_refused(modes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "drafter", "expected"),
     [
-        ((), (), Cores((0, 1, 2), (3,))),
-        ((0,), (), Cores((0,), (1, 2, 3))),
-        ((), (0, 1), Cores((2, 3), (0, 1))),
-        ((3,), (0,), Cores((3,), (0,))),
+        ("", "", Cores((0, 1, 2), (3,))),
+        ("0", "", Cores((0,), (1, 2, 3))),
+        ("", "0-1", Cores((2, 3), (0, 1))),
+        ("3", "0, 2", Cores((3,), (0, 2))),
     ],
 )
-def test_cores_that_are_not_named_are_chosen(target: tuple[int, ...], drafter: tuple[int, ...], expected: Cores) -> None:
-    assert split_cores(target, drafter, range(4)) == expected
+def test_cores_that_are_not_named_are_chosen(target: str, drafter: str, expected: Cores) -> None:
+    assert named_cores(target, drafter, range(4)) == expected
 
 
 @pytest.mark.parametrize(
     ("target", "drafter", "available", "message"),
     [
-        ((0,), (0,), (0, 1), "share"),
-        ((7,), (), (0, 1), "may not use"),
-        ((0, 0), (), (0, 1), "twice"),
-        ((), (), (0,), "needs a core"),
-        ((0, 1), (), (0, 1), "needs a core"),
+        ("0", "0", (0, 1), "share"),
+        ("7", "", (0, 1), "may not use"),
+        ("0,0", "", (0, 1), "--target-cores: a core is named twice"),
+        ("", "1-x", (0, 1), "--drafter-cores: '1-x'"),
+        ("", "", (0,), "needs a core"),
+        ("0-1", "", (0, 1), "needs a core"),
     ],
 )
-def test_cores_that_cannot_be_used_are_refused(
-    target: tuple[int, ...], drafter: tuple[int, ...], available: tuple[int, ...], message: str
-) -> None:
+def test_cores_that_cannot_be_used_are_refused(target: str, drafter: str, available: tuple[int, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        split_cores(target, drafter, available)
-
-
-def test_cores_are_read_from_ranges() -> None:
-    assert read_cores("--target-cores", "0-2, 5") == (0, 1, 2, 5)
-    assert read_cores("--target-cores", "") == ()
-    with pytest.raises(ConfigError, match="--drafter-cores: '1-x'"):
-        read_cores("--drafter-cores", "1-x")
+        named_cores(target, drafter, available)
 
 
 def test_a_possible_plan_is_taken() -> None:

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minedraft_core.bench.plan import Cores
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.control import ModeOrder
+from minedraft_core.cores import Cores
 from minedraft_core.experiments.catalogue import Variant
 from minedraft_core.experiments.grid import Session
 from minedraft_core.experiments.runner import Surroundings

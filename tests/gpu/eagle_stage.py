@@ -58,7 +58,7 @@ class Eagle:
         from tests.gpu.recording import DRAFTS_FOLDER, NATIVE, OURS
 
         memory = ("--gpu-memory-utilization", str(self._arguments.memory), "--compilation-config", FAST, "--dtype", self._dtype)
-        args = bench.engine_args(str(self._target), TOGETHER, 2048, [*memory, *flags, *self._arguments.flags])
+        args = bench.engine_args(str(self._target), TOGETHER, [*memory, *flags, *self._arguments.flags], {"max_model_len": 2048})
         with ExitStack() as stack:
             changes = {}
             if folder is not None:

@@ -17,7 +17,7 @@ from server.settings import Settings
 
 @pytest.fixture
 def _loggers() -> Iterator[None]:
-    names = ("minedraft", "uvicorn")
+    names = ("minedraft", "uvicorn", "vllm")
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in names}
     yield
     for name, (handlers, level) in before.items():

@@ -70,7 +70,7 @@ def engine(arguments, target, draft, mode, device, concurrency, *flags, length=N
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
     here = CPU if runs_on_cpu() else ("--gpu-memory-utilization", str(arguments.memory))
-    args = engine_args(target, concurrency, max_model_len, [*flags, *here, *arguments.flags])
+    args = engine_args(target, concurrency, [*flags, *here, *arguments.flags], {"max_model_len": max_model_len})
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
     with start(args, pipeline(arguments, draft, mode, device, length)) as running:
