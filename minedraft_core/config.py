@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,6 +13,25 @@ from minedraft_core.types import Mode
 
 class ConfigError(ValueError):
     """A setting that cannot be served; the message names the key, the value and what is allowed."""
+
+
+_CORES = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+def read_cores(text: str) -> tuple[int, ...]:
+    """Core numbers from a list such as `0-3,8`. Raises ConfigError for what is none, and for a core that is named twice."""
+    cores: list[int] = []
+    for part in text.split(","):
+        match = _CORES.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(f"{part.strip()!r} is neither a core nor a range of cores; give a list such as 0-3,8")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"the range {part.strip()!r} runs backwards")
+        cores.extend(range(first, last + 1))
+    if len(set(cores)) != len(cores):
+        raise ConfigError("a core is named twice")
+    return tuple(cores)
 
 
 MOST_DRAFTS = 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -11,11 +10,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from minedraft_core.config import DrafterConfig, MineDraftConfig
+from minedraft_core.config import DrafterConfig, MineDraftConfig, read_cores
 from minedraft_core.gpus import FreeGpus
 
 ENV_PREFIX = "MINEDRAFT_"
-_CORES = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
 def _as_list(value: Any) -> Any:
@@ -28,18 +26,7 @@ def _as_cores(value: Any) -> Any:
     items = [value] if isinstance(value, str | int) else value
     if not items:
         return items
-    cores: list[int] = []
-    for part in ",".join(map(str, items)).split(","):
-        match = _CORES.fullmatch(part.strip())
-        if match is None:
-            raise ValueError(f"{part!r} is neither a core nor a range of cores")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise ValueError(f"the range {part!r} runs backwards")
-        cores.extend(range(first, last + 1))
-    if len(set(cores)) != len(cores):
-        raise ValueError("a core is named twice")
-    return cores
+    return read_cores(",".join(map(str, items)))
 
 
 def _as_speculative(value: Any) -> Any:

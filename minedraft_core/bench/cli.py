@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 
-from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, read_cores, split_cores
+from minedraft_core.bench.plan import Arm, Plan, arms_of, check, cores_of, gpu_arms_of, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
@@ -117,7 +117,8 @@ def bench_engine(
             )
         )
         if json_file is not None:
-            json_file.touch()
+            # Unlike touch, this refuses a folder. What the file holds stays until the first engine starts.
+            json_file.open("ab").close()
         flags = [*(CPU_ENGINE_FLAGS if model is None and not on_gpus() else ()), *context.args]
         rows = _measure(plan, read_prompts(prompts), max_model_len, flags, console, json_file)
     show(table(plan, rows))
@@ -133,6 +134,10 @@ def _measure(
     from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
     args = engine_args(plan.target, max(plan.concurrency), max_model_len, engine_flags)
+
+    if json_file is not None:
+        # Rows of an earlier run must not be taken for those of one that is killed.
+        json_file.write_bytes(b"")
 
     def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
         return native_engine(args, config) if arm.native else start_engine(args, config)
@@ -187,7 +192,7 @@ def _check_acceptance(replayed: float | None, length: float | None) -> None:
 
 
 def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:
-    target, drafter = read_cores("--target-cores", target_cores), read_cores("--drafter-cores", drafter_cores)
+    target, drafter = cores_of("--target-cores", target_cores), cores_of("--drafter-cores", drafter_cores)
     if not on_gpus():
         return arms_of(modes, split_cores(target, drafter, sorted(os.sched_getaffinity(0))))
     if target or drafter:

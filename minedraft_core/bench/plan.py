@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from minedraft_core.config import HEADS, MOST_DRAFTS, ConfigError
+from minedraft_core.config import HEADS, MOST_DRAFTS, ConfigError, read_cores
 from minedraft_core.types import Mode
 
 ALL_CORES = "off-all-cores"
@@ -77,15 +77,12 @@ class Plan:
     tetris_extra: int = 0
 
 
-def read_cores(flag: str, text: str) -> tuple[int, ...]:
-    """Core numbers from a list such as `0-3,8`. Raises ConfigError for anything else."""
-    cores: list[int] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"{flag}: {part!r} is no core; give a list such as 0-3,8")
-        cores.extend(range(int(first), int(last or first) + 1))
-    return tuple(cores)
+def cores_of(flag: str, text: str) -> tuple[int, ...]:
+    """The core numbers that a flag lists, none where it is not given. Raises ConfigError for anything else."""
+    try:
+        return read_cores(text) if text.strip() else ()
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def split_cores(target: Sequence[int], drafter: Sequence[int], available: Sequence[int]) -> Cores:
@@ -96,8 +93,6 @@ def split_cores(target: Sequence[int], drafter: Sequence[int], available: Sequen
     for flag, cores in (("--target-cores", target), ("--drafter-cores", drafter)):
         if missing := sorted(set(cores) - set(available)):
             raise ConfigError(f"{flag}: this process may not use {missing}; allowed: {list(available)}")
-        if len(set(cores)) != len(cores):
-            raise ConfigError(f"{flag}: a core is named twice")
     if shared := sorted(set(target) & set(drafter)):
         raise ConfigError(f"--target-cores and --drafter-cores share {shared}; each core is for one of them")
     free = [core for core in available if core not in {*target, *drafter}]

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from minedraft_core.bench.cli import end_on_sigterm, on_gpus, quiet_engine
-from minedraft_core.bench.plan import NO_CORES, Cores, read_cores, split_cores
+from minedraft_core.bench.plan import NO_CORES, Cores, cores_of, split_cores
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.errors import errors_in_one_line
@@ -269,7 +269,7 @@ def _variant(name: str | None) -> VariantName:
 
 
 def _cores(target: str, drafter: str) -> Cores:
-    named = read_cores("--target-cores", target), read_cores("--drafter-cores", drafter)
+    named = cores_of("--target-cores", target), cores_of("--drafter-cores", drafter)
     if on_gpus():
         if any(named):
             raise ConfigError("--target-cores and --drafter-cores are for the CPU backend: remove them")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minedraft_core.bench.plan import ALL_CORES, Cores, arms_of, check, gpu_arms_of, read_cores, split_cores
+from minedraft_core.bench.plan import ALL_CORES, Cores, arms_of, check, cores_of, gpu_arms_of, split_cores
 from minedraft_core.bench.prompts import SHIPPED, deal, read_prompts
 from minedraft_core.config import ConfigError
 from minedraft_core.types import Mode
@@ -69,7 +69,6 @@ def test_cores_that_are_not_named_are_chosen(target: tuple[int, ...], drafter: t
     [
         ((0,), (0,), (0, 1), "share"),
         ((7,), (), (0, 1), "may not use"),
-        ((0, 0), (), (0, 1), "twice"),
         ((), (), (0,), "needs a core"),
         ((0, 1), (), (0, 1), "needs a core"),
     ],
@@ -82,10 +81,14 @@ def test_cores_that_cannot_be_used_are_refused(
 
 
 def test_cores_are_read_from_ranges() -> None:
-    assert read_cores("--target-cores", "0-2, 5") == (0, 1, 2, 5)
-    assert read_cores("--target-cores", "") == ()
-    with pytest.raises(ConfigError, match="--drafter-cores: '1-x'"):
-        read_cores("--drafter-cores", "1-x")
+    assert cores_of("--target-cores", "0-2, 5") == (0, 1, 2, 5)
+    assert cores_of("--target-cores", "") == ()
+
+
+@pytest.mark.parametrize("text", ["1-x", "3-0", "0,0", "0-2,1", "0-0-1", ",", "-1", "0-9999999999", "\u0663"])
+def test_what_is_no_list_of_cores_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--drafter-cores: "):
+        cores_of("--drafter-cores", text)
 
 
 def test_a_possible_plan_is_taken() -> None:

@@ -72,7 +72,7 @@ def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
         (["experiment_1", "--variant", "tiny"], "--variant: 'tiny' is not possible"),
         (["experiment_1", "--variant", "paper"], "--variant: paper needs GPUs"),
         (["experiment_1", "--dataset", "jokes"], "--dataset: this variant has no prompts called jokes; give one of shipped"),
-        (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is no core"),
+        (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is neither a core nor"),
         (["experiment_1", "--wait-for-gpus", "5"], "--wait-for-gpus: this installation is for CPUs"),
         (["experiment_1", "--wait-for-gpus-memory", "5"], "--wait-for-gpus-memory needs --wait-for-gpus: name how many"),
         (["experiment_1", "--wait-for-gpus-interval", "5", "--dry-run"], "--wait-for-gpus-interval needs --wait-for-gpus: name how many"),
