@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from minedraft_core.config import ConfigError
 
-_PART = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_PART = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ def train_drafter(context: typer.Context) -> None:
 
     trainer = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     trainer.command()(train)
-    trainer(args=context.args, prog_name="minedraft drafter train")
+    with errors_in_one_line():
+        trainer(args=context.args, prog_name="minedraft drafter train")
 
 
 @models_app.command("prepare")

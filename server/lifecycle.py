@@ -36,6 +36,7 @@ class Lifecycle:
         self._drain_timeout = drain_timeout
         self._deadline: float | None = None
         self._cause: str | None = None
+        self._limit = "the drain timeout is over"
         self._stopped = False
         self.failed = False
 
@@ -63,6 +64,12 @@ class Lifecycle:
             # Logged by the next tick: this may run in a signal's handler, in the midst of another line.
             self._cause = cause
 
+    def hurry(self, now: float) -> None:
+        """End what runs now; each request still gets its answer that it was ended."""
+        if self._deadline is not None and now < self._deadline:
+            self._deadline = now
+            self._limit = "told to end a second time"
+
     def tick(self, now: float) -> bool:
         """Move on to where things should be at `now`; true when the server can end."""
         if self.engine_dead and not self.draining:
@@ -82,7 +89,7 @@ class Lifecycle:
             return False
         if self._stopped:
             return True
-        _logger.warning("the drain timeout is over; ending %d requests", len(self.flights))
+        _logger.warning("%s; ending %d requests", self._limit, len(self.flights))
         self.flights.stop_all()
         self._stopped = True
         self._deadline = now + FLUSH_SECONDS
@@ -112,6 +119,7 @@ class HTTPServer(uvicorn.Server):
             )
         )
         self._lifecycle = lifecycle
+        self._signals = 0
 
     @property
     def exit_code(self) -> int:
@@ -119,9 +127,12 @@ class HTTPServer(uvicorn.Server):
         return 1 if self._lifecycle.failed else 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain on the first signal, end on the second."""
-        if self._lifecycle.draining:
+        """Drain on the first signal, end what runs on the second, leave on the third."""
+        self._signals += 1
+        if self._signals > 2:
             self.should_exit = self.force_exit = True
+        elif self._signals == 2:
+            self._lifecycle.hurry(time.monotonic())
         self._lifecycle.drain(time.monotonic(), signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:

@@ -9,11 +9,12 @@ from filelock import FileLock
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from minedraft_core.training.corpus import Corpus, CorpusPlan, read_prompts, starts, write_corpus
+from minedraft_core.training.corpus import Corpus, CorpusPlan, starts, write_corpus
 from minedraft_core.training.distill import DistillPlan, Step, distill, losses
 from minedraft_core.training.evaluate import Prompt, Reference, acceptance_probabilities, count_rounds, evaluate, references
 from minedraft_core.training.export import assemble, pack, quantise
 from minedraft_core.training.model import Drafter, draft_vocabulary, spread
+from minedraft_core.training.prompts import read_prompts
 from minedraft_core.training.template import Template
 from minedraft_core.training.writer import Start, Written, write
 
@@ -234,9 +235,9 @@ def test_distillation_lowers_the_divergence_and_raises_acceptance(target, corpus
 def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(target, corpus, tmp_path, optimizer):
     whole, broken = start_of(target), start_of(target)
     distill(whole, corpus, plan_of(optimizer=optimizer), tmp_path / "whole")
-    assert distill(broken, corpus, plan_of(optimizer=optimizer), tmp_path / "broken", stop_at=8) == 8
+    assert distill(broken, corpus, plan_of(optimizer=optimizer), tmp_path / "broken", stop_at=8).steps == 8
     resumed = start_of(target, seed=99)
-    assert distill(resumed, corpus, plan_of(optimizer=optimizer), tmp_path / "broken") == 20
+    assert distill(resumed, corpus, plan_of(optimizer=optimizer), tmp_path / "broken").steps == 20
     for name, weight in whole.trained().items():
         assert torch.equal(weight, resumed.trained()[name]), name
     with pytest.raises(ValueError, match="other settings"):
@@ -321,7 +322,7 @@ def test_a_drafter_for_another_target_is_refused(target, tmp_path):
 def test_prompts_are_read_from_lines_and_json(tmp_path: Path):
     file = tmp_path / "prompts"
     file.write_text('plain words\n\n{"prompt": "one"}\n{"turns": ["two", "three"]}\n')
-    assert read_prompts(file) == ["plain words", "one", "two"]
+    assert [question.words for question in read_prompts(file)] == ["plain words", "one", "two"]
     file.write_text('fine\n{"text": "x"}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_prompts(file)

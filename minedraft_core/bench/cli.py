@@ -119,7 +119,8 @@ def bench_engine(
             )
         )
         if json_file is not None:
-            json_file.touch()
+            # Unlike touch, this refuses a folder. What the file holds stays until the first engine starts.
+            json_file.open("ab").close()
         defaults = {**CPU_DEFAULTS, "kv_cache_memory_bytes": KV_CACHE_BYTES} if model is None and not on_gpus() else {}
         defaults["max_model_len"] = max_model_len
         rows = _measure(plan, read_prompts(prompts), context.args, defaults, console, json_file)
@@ -136,6 +137,10 @@ def _measure(
     from minedraft_core.vllm.bench import device_name, engine_args, native_engine
 
     args = engine_args(plan.target, max(plan.concurrency), engine_flags, defaults)
+
+    if json_file is not None:
+        # Rows of an earlier run must not be taken for those of one that is killed.
+        json_file.write_bytes(b"")
 
     def start(arm: Arm, config: PipelineConfig) -> AbstractContextManager[Engine]:
         return native_engine(args, config) if arm.native else start_engine(args, config)

@@ -232,7 +232,9 @@ def _spread_over_load(arms: Sequence[MeasuredArm], label: str, of: Callable[[Mea
 
 def _loads(axes: Axes, members: Sequence[MeasuredArm]) -> None:
     loads = sorted({arm.header.load for arm in members})
-    axes.set_xscale("log", base=2)
+    if loads[0] > 0:
+        # Where a trace does not tell the load it is 0, which has no logarithm.
+        axes.set_xscale("log", base=2)
     axes.set_xticks(loads, [str(load) for load in loads])
     axes.minorticks_off()
     axes.set_xlabel("running requests")

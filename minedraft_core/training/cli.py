@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,14 +15,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from minedraft_core.config import ConfigError
 from minedraft_core.training.card import acceptance_table, model_card
-from minedraft_core.training.corpus import Corpus, CorpusPlan, read_prompts, starts, write_corpus
-from minedraft_core.training.distill import DistillPlan, Step, distill
+from minedraft_core.training.checks import check_numbers, check_out, check_sizes, degrees, device_of, held, load, width
+from minedraft_core.training.corpus import Corpus, CorpusPlan, starts, write_corpus
+from minedraft_core.training.distill import DistillPlan, Step, Trained, distill
 from minedraft_core.training.evaluate import Prompt, Reference, evaluate, references
 from minedraft_core.training.export import assemble, pack, save_checkpoint
 from minedraft_core.training.model import Drafter, draft_vocabulary
+from minedraft_core.training.prompts import read_prompts
 from minedraft_core.training.template import Template
 from minedraft_core.training.writer import write
 
@@ -38,18 +40,9 @@ def _progress(console: Console, label: str, total: int) -> Iterator[tuple[Progre
         yield bar, bar.add_task(label, total=total, note="")
 
 
-def _evaluation_prompts(path: Path, template: Template, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    categories = [
-        json.loads(line).get("category", "prompts") if line.lstrip().startswith("{") else "prompts"
-        for line in path.read_text().splitlines()
-        if line.strip()
-    ]
-    return [Prompt(template.question(tokenizer, words), category) for words, category in zip(read_prompts(path), categories, strict=True)]
-
-
-def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: int, seed: int) -> list[Prompt]:
+def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: int, length: int, seed: int) -> list[Prompt]:
     """Prompts of the target's own that are in no corpus: what it writes from another seed, up to the first answer."""
-    plan = CorpusPlan(1, rows, 256, 1, (1.0,), 1.0, seed + 1_000_003)
+    plan = CorpusPlan(1, rows, min(256, length), 1, (1.0,), 1.0, seed + 1_000_003)
     template = Template.of(tokenizer)
     written = write(
         target,
@@ -57,8 +50,8 @@ def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         starts(plan, 0, template, tokenizer, []),
         length=plan.length,
         top=plan.top,
-        user_limit=160,
-        answer_limit=64,
+        user_limit=plan.length * 5 // 8,
+        answer_limit=plan.length // 4,
         user_temperature=1.0,
         generator=torch.Generator(target.device).manual_seed(plan.seed),
     )
@@ -69,16 +62,6 @@ def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
 def _inside(counts: Tensor, size: int) -> float:
     """Share of the answers' tokens that a vocabulary of `size` would hold."""
     return float(counts.topk(min(size, len(counts))).values.sum() / counts.sum())
-
-
-def _degrees(temperatures: str) -> tuple[float, ...]:
-    try:
-        degrees = tuple(float(part) for part in temperatures.split(","))
-    except ValueError:
-        degrees = (-1.0,)
-    if min(degrees) < 0:
-        raise typer.BadParameter(f"{temperatures!r}: give numbers from 0 up, such as 0,0.5,1", param_hint="--temperatures")
-    return degrees
 
 
 @dataclass(frozen=True)
@@ -113,7 +96,7 @@ def _distill(
     plan: DistillPlan,
     out: Path,
     check: Callable[[], dict[str, dict[str, dict[str, Any]]]],
-) -> int:
+) -> Trained:
     with (out / "log.jsonl").open("a") as log, _progress(console, "training", plan.steps) as (bar, task):
 
         def hear(step: Step) -> None:
@@ -122,7 +105,7 @@ def _distill(
             if step.step % plan.checkpoint_every == 0:
                 entry |= {name: rows["overall"] for name, rows in check().items()}
                 lengths = f"{entry['greedy']['acceptance_length']:.2f} greedy, {entry['sampled']['acceptance_length']:.2f} sampled"
-                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}", soft_wrap=True)
+                bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}")
             log.write(json.dumps(entry) + "\n")
             log.flush()
 
@@ -179,7 +162,7 @@ def train(
     k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1)] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out prompts of the target's own.", min=50)] = 1000,
     evaluated_tokens: Annotated[int, typer.Option(help="Tokens the target writes after each evaluation prompt.", min=2)] = 128,
-    seed: Annotated[int, typer.Option(help="Seed of text, initial weights, order and evaluation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of text, initial weights, order and evaluation.", min=0, max=2**32 - 1)] = 0,
     device: Annotated[str | None, typer.Option(help="Where to compute. [default: cuda if there is one, else cpu]")] = None,
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the drafter first (torch.compile); pays from some thousand steps.")
@@ -191,15 +174,7 @@ def train(
     OUT then holds a Hugging Face checkpoint with its model card, drafter.safetensors (8 bits, without embedding and head), report.json
     and log.jsonl.
     """
-    console = Console()
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
-    text = CorpusPlan(shards, rows, length, top, _degrees(temperatures), user_temperature, seed, passages, foreign)
-    limit = minutes * 60 if minutes else None
-    if passages + foreign > 1:
-        raise typer.BadParameter("with --passages it comes to more than 1; lower one of them", param_hint="--foreign")
-    if hard_weight + miss_weight > 1:
-        raise typer.BadParameter("with --hard-weight it comes to more than 1; lower one of them", param_hint="--miss-weight")
+    text = CorpusPlan(shards, rows, length, top, degrees(temperatures), user_temperature, seed, passages, foreign)
     plan = DistillPlan(
         steps,
         batch_rows,
@@ -207,66 +182,63 @@ def train(
         hard_weight,
         user_weight,
         seed,
-        limit,
+        None if minutes is None else minutes * 60,
         evaluate_every,
         compile=compile_model,
         miss_weight=miss_weight,
         optimizer=optimizer,
     )
-    extra = read_prompts(prompts) if prompts else []
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).to(where).eval().requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    template = Template.of(tokenizer)
-    folder = corpus or out / "corpus"
-    out.mkdir(parents=True, exist_ok=True)
-
-    began = time.monotonic()
-    with _progress(console, "writing", shards * length) as (bar, task):
-        write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
-    written = time.monotonic()
-
-    examples = Corpus(folder, shards, where)
-    counts = examples.frequencies(model.config.vocab_size)
-    drafter = Drafter.start(
-        model, layers, intermediate_size or model.config.intermediate_size, draft_vocabulary(counts, vocabulary, template.stops), seed
-    )
-    judge = _Judge(model, k, evaluated_tokens, seed)
-    checks = judge.references(_held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), seed))
-    checked = time.monotonic()
-    done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
-    trained = time.monotonic()
-
-    pack(drafter, out / "drafter.safetensors")
-    save_checkpoint(drafter.model, drafter.token_ids, target, out)
-    report: dict[str, Any] = {
-        "target": target.resolve().name,
-        "licence": licence,
-        "drafter": {
-            "layers": layers,
-            "intermediate_size": drafter.model.config.intermediate_size,
-            "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
-            "vocabulary": len(drafter.token_ids),
-            "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in (vocabulary // 2, vocabulary, vocabulary * 2)},
-            "packed_bytes": (out / "drafter.safetensors").stat().st_size,
-        },
-        "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
-        "distillation": asdict(plan),
-        "steps": done,
-        "tokens_read": done * batch_rows * length,
-        "seconds": {"corpus": round(written - began, 1), "distillation": round(trained - checked, 1)},
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "k": k,
-        "evaluated_tokens": evaluated_tokens,
-        "acceptance": {},
-    }
-    if evaluation_prompts:
-        # What is shipped is evaluated: the weights after their way through 8 bits.
-        assemble(out / "drafter.safetensors", target, out / "packed")
-        asked = _evaluation_prompts(evaluation_prompts, template, tokenizer)
-        shipped = Drafter.load(out / "packed", where, dtype)
-        report["acceptance"] = judge.acceptance(shipped, judge.references(asked), repeats=8)
-        for name, table in report["acceptance"].items():
-            console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    (out / "README.md").write_text(model_card(report))
+    check_numbers(text, plan)
+    check_out(out, target)
+    where = device_of(device)
+    extra = [question.words for question in read_prompts(prompts)] if prompts else []
+    asked = read_prompts(evaluation_prompts) if evaluation_prompts else []
+    model, tokenizer, template = load(target, where)
+    check_sizes(text, model, template)
+    console = Console()
+    with held(out):
+        folder = corpus or out / "corpus"
+        with _progress(console, "writing", shards * length) as (bar, task):
+            write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
+        examples = Corpus(folder, shards, where)
+        counts = examples.frequencies(model.config.vocab_size)
+        if not counts.any():
+            raise ConfigError(f"no conversation in {folder} gets as far as an answer: raise --length")
+        drafter = Drafter.start(model, layers, width(model, intermediate_size), draft_vocabulary(counts, vocabulary, template.stops), seed)
+        judge = _Judge(model, k, evaluated_tokens, seed)
+        checks = judge.references(_held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), length, seed))
+        done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
+        pack(drafter, out / "drafter.safetensors")
+        save_checkpoint(drafter.model, drafter.token_ids, target, out)
+        report: dict[str, Any] = {
+            "target": target.resolve().name,
+            "licence": licence,
+            "drafter": {
+                "layers": layers,
+                "intermediate_size": drafter.model.config.intermediate_size,
+                "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
+                "vocabulary": len(drafter.token_ids),
+                "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in (vocabulary // 2, vocabulary, vocabulary * 2)},
+                "packed_bytes": (out / "drafter.safetensors").stat().st_size,
+            },
+            "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
+            "distillation": asdict(plan),
+            "steps": done.steps,
+            "tokens_read": done.steps * batch_rows * length,
+            "seconds": {"corpus": round(examples.seconds, 1), "distillation": round(done.seconds, 1)},
+            "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU",
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            "k": k,
+            "evaluated_tokens": evaluated_tokens,
+            "acceptance": {},
+        }
+        if asked:
+            # What is shipped is evaluated: the weights after their way through 8 bits.
+            assemble(out / "drafter.safetensors", target, out / "packed")
+            shipped = Drafter.load(out / "packed", where, model.dtype)
+            questions = [Prompt(template.question(tokenizer, one.words), one.category) for one in asked]
+            report["acceptance"] = judge.acceptance(shipped, judge.references(questions), repeats=8)
+            for name, table in report["acceptance"].items():
+                console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
+        (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+        (out / "README.md").write_text(model_card(report))

@@ -2,127 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from minedraft_core.config import ConfigError
+from minedraft_core.training.openers import FOREIGN, OPENERS, PASSAGES
 from minedraft_core.training.template import Template
 from minedraft_core.training.writer import Start, Written, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# The target's own prompts cluster around few tasks; half of the conversations begin with one of these, and the target goes on from there.
-OPENERS = (
-    "Summarize the following article.\n\n",
-    "Summarize: ",
-    "Give me the key points of this text:\n\n",
-    "Read the passage and answer the question.\n\nPassage: ",
-    "Here is some background information. ",
-    "Based on the article below, ",
-    "Translate to English: ",
-    "Translate the following sentence into English:\n",
-    "What does this mean in English: ",
-    "Rewrite this paragraph so that it is easier to read:\n\n",
-    "Correct the grammar: ",
-    "Who ",
-    "When did ",
-    "Where is ",
-    "What is the ",
-    "Which ",
-    "How many ",
-    "How do I ",
-    "How does ",
-    "Why ",
-    "Can you explain ",
-    "Compare ",
-    "Write a story about ",
-    "Write an email ",
-    "Write a blog post ",
-    "Write a poem ",
-    "Write a Python function that ",
-    "Write a program ",
-    "Explain what this code does:\n\n```python\n",
-    "Solve this problem step by step: ",
-    "A shop sells ",
-    "If a train ",
-    "There are ",
-    "Calculate ",
-    "Imagine that you are ",
-    "Pretend to be ",
-    "Give an example of ",
-    "List ",
-    "Extract all names and dates from this text:\n\n",
-    "Classify the following reviews as positive or negative:\n1. ",
-    "Is it true that ",
-    "I have ",
-    "My ",
-    "Suggest ",
-    "Describe ",
-    "Discuss ",
-)
-
-# Texts to work on are long, and the target ends its own too early. Each entry opens a user's turn that goes on for a while, and closes it.
-PASSAGES = (
-    ("Summarize: ", ""),
-    ("Summarize the following news article:\n\n", ""),
-    ("Summarize in three sentences:\n\n", ""),
-    ("Here is an article.\n\n", "\n\nWrite a short summary of it."),
-    ("(Reuters) - ", "\n\nTL;DR"),
-    ("A man was arrested on ", "\n\nSummarize the story above."),
-    ("Officials said on Tuesday that ", "\n\nWhat happened? Answer in two sentences."),
-    ("The team beat ", "\n\nSum up this report."),
-    ("", "\nWho "),
-    ("", "\nWhat is "),
-    ("", "\nWhen did "),
-    ("", "\nWhere "),
-    ("", "\nHow many "),
-    ("", "\nWhy did "),
-    ("Context: ", "\n\nQuestion: What "),
-    ("Passage: ", "\n\nAnswer this question from the passage: "),
-    ("From an encyclopedia: ", "\n\nExplain "),
-    ("The film is a ", "\nWho played "),
-    ("The song was recorded by ", "\nWho wrote "),
-    ("The town lies in ", "\nWhich "),
-    ("The treaty was signed in ", "\nWhat was the purpose of "),
-    ("The species is found in ", "\nDescribe "),
-    ("Dear customer, ", "\n\nList the key points of this letter."),
-    ("Meeting notes\n\n", "\n\nList all names, dates and tasks."),
-    ("Review: ", "\n\nIs this review positive or negative? Give reasons."),
-)
-
-# Sentences of other languages, for their tokens; the target goes on in them.
-FOREIGN = (
-    ("Translate German to English: Die Regierung hat ", ""),
-    ("Translate German to English: Nach Angaben der Polizei ", ""),
-    ("Translate German to English: In den vergangenen Jahren ", ""),
-    ("Translate German to English: Der Trainer sagte, dass ", ""),
-    ("Translate German to English: Es gibt viele ", ""),
-    ("Translate German to English: Wir wollen nicht, ", ""),
-    ("Translate German to English: Seit dem Ende des ", ""),
-    ("Translate German to English: Das neue Geb\u00e4ude ", ""),
-    ("Translate German to English: Am Samstag wurde ", ""),
-    ("Translate German to English: Einer der Gr\u00fcnde ist, ", ""),
-    ("Translate German to English: \u201eIch habe ", ""),
-    ("\u00dcbersetze ins Englische: Wenn man ", ""),
-    ("Translate French to English: Les habitants de ", ""),
-    ("Translate French to English: Il a d\u00e9clar\u00e9 que ", ""),
-    ("Translate Spanish to English: El presidente de ", ""),
-    ("Translate Spanish to English: Durante los \u00faltimos ", ""),
-    ("Translate Italian to English: Secondo gli ", ""),
-)
-
-
 _NONE, _FOREVER = 0, -1  # of waiting, as FileLock counts
+_SECONDS = "seconds"
+_DIGITS = 64
 
 
 @dataclass(frozen=True)
@@ -146,28 +52,6 @@ class CorpusPlan:
     def tokens(self) -> int:
         """Tokens of the whole corpus."""
         return self.shards * self.rows * self.length
-
-
-def read_prompts(path: Path) -> list[str]:
-    """User turns from a file: plain lines, or JSON lines with `prompt` or `turns` (whose first is taken).
-
-    Raises ValueError that names the file and the line.
-    """
-    prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        if not line.lstrip().startswith("{"):
-            prompts.append(line)
-            continue
-        try:
-            entry = json.loads(line)
-            prompts.append(str(entry["prompt"] if "prompt" in entry else entry["turns"][0]))
-        except (json.JSONDecodeError, KeyError, IndexError) as error:
-            raise ValueError(f"{path}, line {number}: give plain text or a JSON object with 'prompt' or 'turns' ({error})") from error
-    if not prompts:
-        raise ValueError(f"{path} holds no prompts; give one a line")
-    return prompts
 
 
 def starts(plan: CorpusPlan, shard: int, template: Template, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[Start]:
@@ -210,17 +94,14 @@ def write_corpus(
     """Write the shards that `folder` lacks. A shard depends on the plan and its number alone (and on the device's arithmetic).
 
     Several processes can write a corpus together, each on its own device: a shard that another one has begun is left to it.
-    Raises ValueError where the folder holds a corpus of another plan.
+    Raises ConfigError where the folder holds a corpus of another plan, target or other prompts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    note = folder / "plan.json"
-    wanted = json.loads(json.dumps({**plan.__dict__, "prompts": len(prompts)}))
-    if note.exists() and json.loads(note.read_text()) | {"shards": 0} != wanted | {"shards": 0}:
-        raise ValueError(f"{folder} holds a corpus with other settings ({note}); give another folder or the same settings")
-    note.write_text(json.dumps(wanted))
     template = Template.of(tokenizer)
+    _note(folder, {**plan.__dict__, **_origin(target, template, tokenizer, prompts)})
 
     def write_shard(shard: int, path: Path) -> None:
+        began = time.monotonic()
         generator = torch.Generator(target.device).manual_seed(plan.seed * 100_003 + shard)
         written = write(
             target,
@@ -235,30 +116,80 @@ def write_corpus(
             on_step=on_step,
         )
         partial = path.with_suffix(".partial")
-        save_file({name: value.cpu() for name, value in written.__dict__.items()}, partial)
+        seconds = {_SECONDS: f"{time.monotonic() - began:.1f}"}
+        save_file({name: value.cpu() for name, value in written.__dict__.items()}, partial, metadata=seconds)
         partial.rename(path)
 
     # First what nobody has begun, then what has been begun elsewhere and was not ended.
     for patience in (_NONE, _FOREVER):
         for shard in range(plan.shards):
-            path = folder / f"shard-{shard:05d}.safetensors"
+            path = _path_of(folder, shard)
             with suppress(Timeout), FileLock(path.with_suffix(".lock"), timeout=patience):
                 if not path.exists():
                     write_shard(shard, path)
 
 
+def _path_of(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard:05d}.safetensors"
+
+
+def _note(folder: Path, settings: dict[str, Any]) -> None:
+    """Note what a corpus is made of, or compare it with what is noted; how many shards there are may differ."""
+    note, wanted = folder / "plan.json", json.loads(json.dumps(settings))
+    with FileLock(note.with_suffix(".lock")):
+        if note.exists():
+            try:
+                found = dict(json.loads(note.read_text(encoding="utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"{note} cannot be read ({error}); give another --corpus, or delete this one") from None
+            different = sorted(key for key in {*found, *wanted} - {"shards"} if found.get(key) != wanted.get(key))
+            if different:
+                raise ConfigError(
+                    f"{folder} holds a corpus with other settings ({', '.join(different)}; see {note.name}): "
+                    "give another --corpus, or the same settings"
+                )
+        partial = note.with_suffix(".partial")
+        partial.write_text(json.dumps(wanted), encoding="utf-8")
+        partial.rename(note)
+
+
+def _origin(target: PreTrainedModel, template: Template, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> dict[str, str]:
+    """Who writes, and with which tokens: digests that are the same on every device."""
+    weights = hashlib.sha256()
+    for name, weight in target.state_dict().items():
+        # Devices differ in the type that they hold weights in; these digits they share.
+        weights.update(f"{name}{tuple(weight.shape)}".encode() + weight.flatten()[:_DIGITS].bfloat16().float().cpu().numpy().tobytes())
+    texts = [*OPENERS, *(text for pair in (*PASSAGES, *FOREIGN) for text in pair)]
+    tokens = json.dumps([template.__dict__, [tokenizer(text, add_special_tokens=False).input_ids for text in texts]])
+    digests = {"target": weights, "tokens": hashlib.sha256(tokens.encode()), "prompts": hashlib.sha256(json.dumps(prompts).encode())}
+    return {name: digest.hexdigest()[:16] for name, digest in digests.items()}
+
+
 class Corpus:
-    """A corpus read back: the rows of all shards, [N, L] or [N, L, K], on `device` or in host memory."""
+    """A corpus read back: the rows of all shards, [N, L] or [N, L, K], on `device` or in host memory. `seconds` went into writing it."""
 
     def __init__(self, folder: Path, shards: int, device: torch.device) -> None:
+        """Raises ConfigError for a shard that is damaged."""
         self._device = device
-        paths = [folder / f"shard-{shard:05d}.safetensors" for shard in range(shards)]
+        paths = [_path_of(folder, shard) for shard in range(shards)]
         size = sum(path.stat().st_size for path in paths)
         held = device.type != "cuda" or size < torch.cuda.mem_get_info(device)[0] // 3
         where = str(device) if held else "cpu"
-        parts = [load_file(path, device=where) for path in paths]
+        self.seconds, parts = 0.0, []
+        for path in paths:
+            try:
+                with safe_open(path, framework="pt", device=where) as file:
+                    parts.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (the handle is no mapping)
+                    self.seconds += float((file.metadata() or {}).get(_SECONDS, 0))
+            except SafetensorError as error:
+                raise ConfigError(f"{path} is damaged ({error}): delete it, and the next run writes it anew") from None
         self._columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         self.rows, self.length = self._columns["tokens"].shape
+
+    @property
+    def digest(self) -> str:
+        """Tells corpora apart."""
+        return hashlib.sha256(self._columns["tokens"].cpu().numpy().tobytes()).hexdigest()
 
     def take(self, rows: Tensor) -> Written:
         """The conversations with these numbers (int64 [n], on the CPU), on the training device."""

@@ -5,8 +5,10 @@ The idea of training a draft model on the target's own text and distribution is 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from minedraft_core.config import ConfigError
 from minedraft_core.training.corpus import Corpus
 from minedraft_core.training.model import Drafter
 from minedraft_core.training.writer import Written
@@ -44,6 +47,14 @@ class DistillPlan:
     compile: bool = False
     miss_weight: float = 0.0
     optimizer: Literal["adamw", "muon"] = "adamw"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Steps done, and seconds spent on them; those of runs that were broken off included."""
+
+    steps: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,8 @@ def learning_rate(plan: DistillPlan, progress: float) -> float:
 
 
 class _Trainer:
-    def __init__(self, drafter: Drafter, plan: DistillPlan, folder: Path) -> None:
-        self._drafter, self._plan, self._saved = drafter, plan, folder / "training.pt"
+    def __init__(self, drafter: Drafter, corpus: Corpus, plan: DistillPlan, folder: Path) -> None:
+        self._drafter, self._plan, self._saved, self._corpus = drafter, plan, folder / "training.pt", corpus.digest
         self._device = drafter.model.device
         vocabulary = drafter.model.config.vocab_size
         self._index = torch.full((vocabulary,), -1, dtype=torch.long, device=self._device)
@@ -101,13 +112,22 @@ class _Trainer:
             drafter.model.model.compile()
         self.done, self._spent, self._began = 0, 0.0, time.monotonic()
         if self._saved.exists():
+            self._resume()
+
+    def _resume(self) -> None:
+        try:
             state = torch.load(self._saved, map_location=self._device, weights_only=True)
-            if state["plan"] != self._key():
-                raise ValueError(f"{self._saved} comes from a run with other settings; give another folder or the same settings")
-            drafter.model.load_state_dict(state["weights"], strict=False)
-            for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(kept)
-            self.done, self._spent = int(state["done"]), float(state["seconds"])
+            plan = state["plan"]
+        except (RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+            raise ConfigError(f"{self._saved} is damaged ({error}): delete it to begin anew") from None
+        if plan != self._key():
+            raise ConfigError(
+                f"{self._saved} comes from a run with other settings, of another shape or corpus; give another folder or the same settings"
+            )
+        self._drafter.model.load_state_dict(state["weights"], strict=False)
+        for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.done, self._spent = int(state["done"]), float(state["seconds"])
 
     @property
     def seconds(self) -> float:
@@ -121,7 +141,9 @@ class _Trainer:
         return min(1.0, max(self.done / self._plan.steps, by_time))
 
     def _key(self) -> str:
-        return json.dumps({**self._plan.__dict__, "checkpoint_every": 0, "tokens": len(self._drafter.token_ids)})
+        shapes = {name: tuple(weight.shape) for name, weight in self._drafter.trained().items()}
+        tokens = hashlib.sha256(self._drafter.token_ids.cpu().numpy().tobytes()).hexdigest()
+        return json.dumps({**self._plan.__dict__, "checkpoint_every": 0, "shapes": shapes, "tokens": tokens, "corpus": self._corpus})
 
     def save(self) -> None:
         partial = self._saved.with_suffix(".partial")
@@ -174,25 +196,25 @@ def distill(
     *,
     on_step: Callable[[Step], None] = lambda _: None,
     stop_at: int | None = None,
-) -> int:
-    """Train `drafter` in place up to `plan.steps` (or `plan.seconds`) and return the steps done.
+) -> Trained:
+    """Train `drafter` in place up to `plan.steps` (or `plan.seconds`) and return what was done.
 
     The state is kept in `folder`; a run that was broken off, or that ended at `stop_at` steps, goes on from there and, without a limit of
-    time, ends with the same weights as an unbroken one. `on_step` hears of every 50th step and the last.
-    Raises ValueError where the folder holds the state of a run with other settings.
+    time, ends with the same weights as an unbroken one. `on_step` hears of every 50th step, of each that is kept, and of the last.
+    Raises ConfigError where the folder holds the state of a run with other settings, or a damaged one.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trainer = _Trainer(drafter, plan, folder)
+    trainer = _Trainer(drafter, corpus, plan, folder)
     end = min(plan.steps, stop_at or plan.steps)
     drafter.model.train()
     for batch in corpus.batches(plan.batch_rows, trainer.done, end, plan.seed):
         if trainer.progress >= 1:
             break
         soft, hard, miss = trainer.step(batch)
-        if trainer.done % 50 == 0 or trainer.done == end:
+        if trainer.done % 50 == 0 or trainer.done % plan.checkpoint_every == 0 or trainer.done == end:
             on_step(Step(trainer.done, float(soft), float(hard), float(miss), trainer.done * plan.batch_rows * corpus.length))
         if trainer.done % plan.checkpoint_every == 0 and trainer.done != end:
             trainer.save()
     trainer.save()
     drafter.model.eval()
-    return trainer.done
+    return Trained(trainer.done, trainer.seconds)

@@ -168,7 +168,7 @@ def evaluate(
     """Acceptance by category, and under "overall". `repeats` walks each sampled text several times with other chances."""
     generator = torch.Generator().manual_seed(seed)
     nothing = Acceptance(0, 0, (0,) * k)
-    result: dict[str, Acceptance] = defaultdict(lambda: nothing)
+    result: dict[str, Acceptance] = defaultdict(lambda: nothing, overall=nothing)
     for reference, probabilities in zip(found, acceptance_probabilities(drafter, found, batch), strict=True):
         for _ in range(repeats if reference.logprobs is not None else 1):
             counted = count_rounds(probabilities, k, generator)

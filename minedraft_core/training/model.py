@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from minedraft_core.config import ConfigError
 from minedraft_core.drafter import DRAFT_VOCABULARY
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def drafter_config(target: Any, layers: int, intermediate_size: int) -> LlamaConfig:
     """The drafter's configuration from the target's: same width, heads and rotary embedding, fewer and narrower layers.
 
-    Raises ValueError where the target's configuration lacks what a Llama needs.
+    Raises ConfigError where the target's configuration lacks what a Llama needs.
     """
     try:
         head_dim = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
@@ -40,7 +41,7 @@ def drafter_config(target: Any, layers: int, intermediate_size: int) -> LlamaCon
             tie_word_embeddings=bool(target.tie_word_embeddings),
         )
     except AttributeError as error:
-        raise ValueError(f"a Llama drafter cannot be shaped after {target.model_type!r}: {error}") from error
+        raise ConfigError(f"a Llama drafter cannot be shaped after {target.model_type!r}: {error}") from error
 
 
 def spread(layers: int, of: int) -> list[int]:
@@ -72,10 +73,10 @@ class Drafter:
     def start(cls, target: PreTrainedModel, layers: int, intermediate_size: int, token_ids: Tensor, seed: int) -> Drafter:
         """An untrained drafter: layers in float32 from the target's where their shapes fit, embedding and head the target's own, frozen.
 
-        Raises ValueError where the target's output head has a bias, which a Llama cannot take over.
+        Raises ConfigError where the target's output head has a bias, which a Llama cannot take over.
         """
         if getattr(target.get_output_embeddings(), "bias", None) is not None:
-            raise ValueError("the target's output head has a bias; a Llama drafter cannot share it")
+            raise ConfigError("the target's output head has a bias; a Llama drafter cannot share it")
         torch.manual_seed(seed)
         model = LlamaForCausalLM(drafter_config(target.config, layers, intermediate_size)).float()
         base = target.base_model

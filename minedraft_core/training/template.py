@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from minedraft_core.config import ConfigError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -29,12 +31,12 @@ class Template:
         """Read the pieces off the tokenizer's chat template.
 
         A tokenizer without one gives a template for plain text: every text starts with the begin (or end) token and has no turns.
-        Raises ValueError where the template drops or reorders messages, or where there is no token to start with.
+        Raises ConfigError where the template drops or reorders messages, or where there is no token to start with.
         """
         if not tokenizer.chat_template:
             start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
             if start is None:
-                raise ValueError("the target's tokenizer has neither a chat template nor a begin or end token; add one of them")
+                raise ConfigError("the target's tokenizer has neither a chat template nor a begin or end token; add one of them")
             return cls((start,), (start,), (start,), () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,))
         messages = [
             {"role": "user", "content": _FIRST},
@@ -46,12 +48,12 @@ class Template:
         for mark in (_FIRST, _REPLY, _SECOND):
             before, found, text = text.partition(mark)
             if not found:
-                raise ValueError("the target's chat template does not keep the words of user, assistant, user in this order")
+                raise ConfigError("the target's chat template does not keep the words of user, assistant, user in this order")
             pieces.append(tuple(tokenizer(before, add_special_tokens=False).input_ids))
         opening, _, to_user = pieces
         to_answer = tuple(tokenizer(text, add_special_tokens=False).input_ids)
         if not (opening and to_answer and to_user):
-            raise ValueError("the target's chat template puts nothing between the turns, so an answer has no end")
+            raise ConfigError("the target's chat template puts nothing between the turns, so an answer has no end")
         stops = {to_answer[0], to_user[0]} | ({tokenizer.eos_token_id} - {None})
         return cls(opening, to_answer, to_user, tuple(sorted(stops)))
 

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from minedraft_core.config import ConfigError
 from minedraft_core.training.template import Template
 
 _ATTENTION = "lockstep_decode"
@@ -102,7 +103,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, length: int) -> None:
         window = getattr(model.config, "sliding_window", None)
         if window is not None and window < length and getattr(model.config, "use_sliding_window", True):
-            raise ValueError(f"the model attends to a window of {window} tokens; write texts of at most that length")
+            raise ConfigError(f"the model attends to a window of {window} tokens; write texts of at most that length")
         AttentionInterface.register(_ATTENTION, _attend)
         self._model, self._usual = model, model.config._attn_implementation  # noqa: SLF001  (has no public name)
         self._cache = Cache(layers=[_FixedLayer(length) for _ in range(model.config.num_hidden_layers)])

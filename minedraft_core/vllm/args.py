@@ -19,6 +19,7 @@ from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
 
 _RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
+_PARTS_ON_CPU = (1, 2, 3, 4, 8)
 _CPU = "minedraft_core.vllm.cpu"
 _GPU = "minedraft_core.vllm.gpu"
 
@@ -124,6 +125,9 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
         raise ConfigError("VLLM_CPU_OMP_THREADS_BIND: the target does not read it here; name its cores with --target-cores")
     if args.pipeline_parallel_size > 1:
         raise ConfigError("--pipeline-parallel-size must be 1 on CPU; --tensor-parallel-size is possible")
+    if args.tensor_parallel_size not in _PARTS_ON_CPU:
+        parts = ", ".join(map(str, _PARTS_ON_CPU))
+        raise ConfigError(f"--tensor-parallel-size: vLLM's CPU backend adds up {parts} parts only, not {args.tensor_parallel_size}")
     changes: dict[str, Any] = {
         "scheduler_cls": f"{_CPU}.scheduler.MineDraftScheduler",
         "worker_cls": f"{_CPU}.worker.MineDraftCPUWorker",

@@ -68,6 +68,7 @@ def test_parallel_and_lookahead_beside_off_on_a_replay(tmp_path: Path) -> None:
         (["--concurrency", "8", "--max-num-seqs", "4"], "--max-num-seqs: 4 cannot run 8 requests"),
         (["--speculative-config", "{}"], "--speculative-config is set by MineDraft"),
         (["--json", "/nowhere/rows.json"], "/nowhere/rows.json"),
+        (["--json", "/"], "Is a directory"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, options: list[str], message: str) -> None:

@@ -117,6 +117,7 @@ def test_plain_decoding_asks_vllm_for_no_speculation(config):
         ("worker_cls", "some.Worker", "--worker-cls"),
         ("enable_chunked_prefill", True, "--enable-chunked-prefill"),
         ("pipeline_parallel_size", 2, "--pipeline-parallel-size"),
+        ("tensor_parallel_size", 6, "--tensor-parallel-size: .* 1, 2, 3, 4, 8 parts only, not 6"),
     ],
 )
 def test_what_contradicts_the_pipeline_is_refused_by_its_flag(name, value, flag):

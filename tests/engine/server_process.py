@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,14 @@ def serving(folder: Path, *arguments: str, key: str | None = None) -> Iterator[S
     finally:
         process.kill()
         process.wait()
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def _healthy(url: str) -> bool:

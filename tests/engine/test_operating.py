@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.engine.server_process import Served, serving
+from tests.engine.server_process import Served, serving, until
 from tests.engine.workload import prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -84,13 +84,6 @@ async def text(client: httpx.AsyncClient, prompt: str) -> str:
 
 async def texts(client: httpx.AsyncClient) -> list[str]:
     return await asyncio.gather(*(text(client, prompt) for prompt in PROMPTS))
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_the_mode_changes_under_load_and_nothing_is_lost(operated: Served, plain: list[str]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
-import psutil
 import pytest
 import typer
 
 from minedraft_core.bench.cli import bench_app
+from minedraft_core.config import ConfigError
 from minedraft_core.training.cli import train
 from tests.gpu import jobs as jobs_module
 from tests.gpu.check.commands import parser
-from tests.gpu.jobs import Job, read, run, startable
+from tests.gpu.jobs import Job, check_cards, read, run, startable
 
 
 def _command(function):
@@ -29,7 +33,11 @@ def names(jobs: list[Job]) -> list[str]:
 
 
 def test_cards_are_shared_by_those_that_share() -> None:
-    small, other, large = Job("small", "", (0, 1), share=True), Job("other", "", (1,), share=True), Job("large", "", (1, 2))
+    small, other, large = (
+        Job(name="small", run="", gpus=(0, 1), share=True),
+        Job(name="other", run="", gpus=(1,), share=True),
+        Job(name="large", run="", gpus=(1, 2)),
+    )
     assert names(startable([small, other, large], [], ())) == ["small", "other"]
     assert names(startable([large], [small], ())) == []
     assert names(startable([large], [], ())) == ["large"]
@@ -37,21 +45,25 @@ def test_cards_are_shared_by_those_that_share() -> None:
 
 
 def test_a_job_that_waits_for_its_cards_is_not_overtaken_there() -> None:
-    large, small, elsewhere = Job("large", "", (0, 1)), Job("small", "", (1,), share=True), Job("elsewhere", "", (2,))
-    assert names(startable([large, small, elsewhere], [Job("busy", "", (0,))], ())) == ["elsewhere"]
+    large, small, elsewhere = (
+        Job(name="large", run="", gpus=(0, 1)),
+        Job(name="small", run="", gpus=(1,), share=True),
+        Job(name="elsewhere", run="", gpus=(2,)),
+    )
+    assert names(startable([large, small, elsewhere], [Job(name="busy", run="", gpus=(0,))], ())) == ["elsewhere"]
 
 
 def test_a_job_that_waits_for_another_one_keeps_no_cards() -> None:
-    late, small = Job("late", "", (0,), after=("first",)), Job("small", "", (0,))
+    late, small = Job(name="late", run="", gpus=(0,), after=("first",)), Job(name="small", run="", gpus=(0,))
     assert names(startable([late, small], [], ())) == ["small"]
     assert names(startable([late, small], [], ("first",))) == ["late"]
 
 
 def test_they_run_with_their_cards_and_limits(tmp_path: Path) -> None:
     jobs = [
-        Job("a", "echo $CUDA_VISIBLE_DEVICES; echo 1 > $OUT/a.txt; exit 3", (2, 0)),
-        Job("b", "cat $OUT/a.txt", after=("a",)),
-        Job("c", "sleep 60 & sleep 60; wait", limit=0.5),
+        Job(name="a", run="echo $CUDA_VISIBLE_DEVICES; echo 1 > $OUT/a.txt; exit 3", gpus=(2, 0)),
+        Job(name="b", run="cat $OUT/a.txt", after=("a",)),
+        Job(name="c", run="sleep 60 & sleep 60; wait", limit=0.5),
     ]
     assert run(jobs, tmp_path) == {"a": 3, "b": 0, "c": 124}
     assert (tmp_path / "a.log").read_text() == "2,0\n"
@@ -59,40 +71,13 @@ def test_they_run_with_their_cards_and_limits(tmp_path: Path) -> None:
     assert "c: ended with 124" in (tmp_path / "status").read_text()
 
 
-def runs(number: int) -> bool:
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    assert run([Job("a", "sleep 60 & echo $! > $OUT/left; exit 1")], tmp_path) == {"a": 1}
-    left = int((tmp_path / "left").read_text())
-    until = time.monotonic() + 5.0
-    while runs(left) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not runs(left)
-
-
-def test_jobs_that_do_not_listen_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs_module, "_GRACE_SECONDS", 0.5)
-    deaf = "trap '' TERM; while true; do sleep 0.1; done"
-    running = [jobs_module._start(Job(name, deaf), tmp_path) for name in "abcdef"]
-    time.sleep(0.3)
-    began = time.monotonic()
-    jobs_module.end(running)
-    assert time.monotonic() - began < 2.0
-    assert all(each.process.poll() is not None for each in running)
-
-
 def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.toml"
     path.write_text('[[job]]\nname = "a"\nrun = ""\nafter = ["b"]\n[[job]]\nname = "b"\nrun = ""\n')
-    with pytest.raises(ValueError, match="a waits for b, which is no job before it"):
+    with pytest.raises(ConfigError, match="a waits for b, which is no job before it"):
         read(path)
     path.write_text('[[job]]\nname = "a"\nrun = ""\n[[job]]\nname = "a"\nrun = ""\n')
-    with pytest.raises(ValueError, match="two jobs are called a"):
+    with pytest.raises(ConfigError, match="two jobs are called a"):
         read(path)
 
 
@@ -113,3 +98,75 @@ def test_the_commands_of_the_shipped_lists_are_right(name: str, cards: int, tmp_
         assert words[:3] == ["python3", "-m", "tests.gpu.check"]
         arguments = parser().parse_args(words[3:])
         assert set(arguments.devices) <= set(range(len(job.gpus))) or arguments.stages in (["step"], ["tiles"], ["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[[job]\n", "not valid TOML"),
+        ("", "job: Field required"),
+        ('[[job]]\nname = "a"\nrun = ""\ncards = [0]\n', "cards: Extra inputs"),
+        ('[[job]]\nname = "a"\nrun = ""\ngpus = "01"\n', "gpus"),
+        ('[[job]]\nname = "a"\nrun = ""\ngpus = [-1]\n', "gpus"),
+        ('[[job]]\nname = "../a"\nrun = ""\n', "name"),
+        ('[[job]]\nname = "a"\nrun = ""\nlimit = "soon"\n', "limit"),
+        ('[[job]]\nname = "a"\nrun = ""\n[[job]]\nname = "b"\nrun = ""\nafter = "a"\n', "after"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_its_fault(tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=fault):
+        read(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "missing.toml")
+
+
+def test_cards_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "describe_gpus", lambda: {"devices": [{}, {}]})
+    check_cards([Job(name="a", run="", gpus=(0, 1))])
+    with pytest.raises(ConfigError, match=r"has 2 cards, so \[2\] are missing.*: b"):
+        check_cards([Job(name="a", run="", gpus=(0, 1)), Job(name="b", run="", gpus=(1, 2))])
+
+
+# A process in the background, one that left its group, and one that renamed itself, which hides its environment.
+LEAVING = "sleep 600 & echo $! >> $OUT/pids; setsid sleep 600 & echo $! >> $OUT/pids; trap '' TERM; "
+
+
+def numbers(out: Path) -> list[int]:
+    path = out / "pids"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"]
+
+
+def test_nothing_of_a_job_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "_GRACE_SECONDS", 0.5)
+    jobs = [Job(name="a", run=f"{LEAVING} exit 0"), Job(name="b", run=f"{LEAVING} while true; do sleep 1; done", limit=0.5)]
+    assert run(jobs, tmp_path) == {"a": 0, "b": 124}
+    assert len(numbers(tmp_path)) == 4
+    assert not alive(numbers(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_outlives_the_runner_whatever_ends_it(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text(f'[[job]]\nname = "a"\nrun = """{LEAVING} wait"""\n')
+    command = [sys.executable, "-m", "tests.gpu.jobs", str(path), "--out", str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.DEVNULL) as runner:
+        wait_until(lambda: len(numbers(tmp_path / "out")) == 2)
+        runner.send_signal(number)
+        time.sleep(0.3)
+        # A second signal, of somebody in a hurry, changes nothing.
+        runner.send_signal(number)
+        assert runner.wait(30) == (-number if number is signal.SIGKILL else 128 + number)
+    wait_until(lambda: not alive(numbers(tmp_path / "out")))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

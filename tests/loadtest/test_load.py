@@ -204,6 +204,7 @@ def test_keys_and_certificates(pair: tuple[Path, Path], tmp_path: Path) -> None:
         (["--abort-share", "0.5", "--abort-after", "0"], "--abort-after: 0 is not possible"),
         (["--api-key-file", "/no/such/key"], "--api-key-file: /no/such/key cannot be read"),
         (["--results", "/no/such/folder/r.json"], "error: /no/such/folder/r.json: No such file or directory"),
+        (["--results", "/"], "error: /: Is a directory"),
         (["--processes", "2"], "one process measures"),
         (["--warm-up", "3"], "Did you mean '--warmup'?"),
     ],

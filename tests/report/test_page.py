@@ -138,3 +138,9 @@ def test_plots_without_their_library_are_one_message_and_code_2(tmp_path: Path, 
     assert result.output.startswith("error: plots need matplotlib")
     assert "`make setup` installs it" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_that_does_not_tell_its_load_has_plots_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", header(load=0), run_lines())
+    result = RUNNER.invoke(trace_app, ["report", str(path), "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert result.exit_code == 0, result.output

@@ -92,7 +92,8 @@ async def test_a_second_signal_ends_at_once(fake: FakeEngine, start: Start) -> N
     os.kill(os.getpid(), signal.SIGTERM)
     async with asyncio.timeout(3):
         await running.task
-    waiting.cancel()
+    response = await waiting
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "shutting_down")
 
 
 async def test_the_engines_death_ends_the_server(fake: FakeEngine, start: Start) -> None:

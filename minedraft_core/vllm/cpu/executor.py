@@ -44,6 +44,14 @@ class SplitExecutor(MultiprocExecutor):
         os.environ[_BINDING] = "|".join(",".join(map(str, part)) for part in cores_of_parts(cores, self.parallel_config.world_size))
         super()._init_executor()
 
+    def shutdown(self) -> None:
+        """End all parts."""
+        if getattr(self, "is_failed", False):
+            # One is gone, and the others wait for it in the midst of a pass, where they hear nothing.
+            for part in self.workers:
+                part.proc.kill()
+        super().shutdown()
+
 
 def cores_of_parts(cores: Sequence[int], parts: int) -> list[Sequence[int]]:
     """The cores of each part, in turn; where there are fewer cores than parts, several parts share one."""

@@ -7,12 +7,18 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from minedraft_core.config import ConfigError
 from minedraft_core.vllm.gpu.runner import MineDraftModelRunner
+from minedraft_core.vllm.parts import follow_engine
 
 
 class MineDraftWorker(Worker):
     """One rank of the target. Rank 0 also drives the drafter's device."""
 
     model_runner: MineDraftModelRunner
+
+    def init_device(self) -> None:
+        """Prepare the rank's device."""
+        follow_engine(self.parallel_config)
+        super().init_device()
 
     def _make_model_runner(self) -> MineDraftModelRunner:
         if not self.use_v2_model_runner:
