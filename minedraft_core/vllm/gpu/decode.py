@@ -24,22 +24,55 @@ LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
-def _turned(at, live, norm, angles, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
-    """Heads at the pointers `at` [n, 1], [n, HEAD] in their own type; `angles` [n, 1] points to their cosines and sines."""
+def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr, WARPS: tl.constexpr):
+    """Bring the KV of a head from one position to another into the L2 cache: that of a token for each thread."""
+    size: tl.constexpr = 2 * HEAD * cache.dtype.element_ty.primitive_bitwidth // 8
+    for begin in range(start, end, 32 * WARPS):
+        at = begin + tl.arange(0, 32 * WARPS)
+        block = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r",
+            [cache + block * cache_block_stride + (at % PAGE) * cache_token_stride, tl.where(at < end, size, 0)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def _turning(angles, position, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Cosines and sines of positions [n, 1], [n, HEAD]; the norm's weights and those of the opposite half, [1, HEAD]."""
+    half: tl.constexpr = HEAD // 2
+    column = tl.arange(0, HEAD)[None, :]
+    cosine = tl.full([1, 1], 1.0, tl.float32)
+    sine = tl.full([1, 1], 0.0, tl.float32)
+    gain = tl.full([1, 1], 1.0, tl.float32)
+    opposite_gain = tl.full([1, 1], 1.0, tl.float32)
+    if TURNED:
+        at = angles + position * HEAD + column % half
+        cosine = tl.load(at, mask=live, other=0.0).to(tl.float32)
+        sine = tl.load(at + half, mask=live, other=0.0).to(tl.float32)
+        sine = tl.where(column < half, -sine, sine)
+    if NORMED:
+        gain = tl.load(norm + column).to(tl.float32)
+        opposite_gain = tl.load(norm + (column ^ half)).to(tl.float32)
+    return cosine, sine, gain, opposite_gain
+
+
+@triton.jit
+def _turned(at, live, turning, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Heads at the pointers `at` [n, 1], [n, HEAD] in their own type, normed and turned."""
     column = tl.arange(0, HEAD)[None, :]
     values = tl.load(at + column, mask=live, other=0.0)
     if TURNED:
-        half: tl.constexpr = HEAD // 2
-        opposite = column ^ half
-        mine, others = values.to(tl.float32), tl.load(at + opposite, mask=live, other=0.0).to(tl.float32)
+        cosine, sine, gain, opposite_gain = turning
+        mine, others = values.to(tl.float32), tl.load(at + (column ^ (HEAD // 2)), mask=live, other=0.0).to(tl.float32)
         if NORMED:
             fade = tl.rsqrt(tl.sum(mine * mine, axis=1) / HEAD + eps)[:, None]
-            mine = (mine * fade * tl.load(norm + column).to(tl.float32)).to(values.dtype).to(tl.float32)
-            others = (others * fade * tl.load(norm + opposite).to(tl.float32)).to(values.dtype).to(tl.float32)
-        angle = column % half
-        cosine = tl.load(angles + angle, mask=live, other=0.0).to(tl.float32)
-        sine = tl.load(angles + half + angle, mask=live, other=0.0).to(tl.float32)
-        values = (mine * cosine + tl.where(column < half, -others, others) * sine).to(values.dtype)
+            mine = (mine * fade * gain).to(values.dtype).to(tl.float32)
+            others = (others * fade * opposite_gain).to(values.dtype).to(tl.float32)
+        values = (mine * cosine + others * sine).to(values.dtype)
     return values
 
 
@@ -81,10 +114,10 @@ def _decode_kernel(
     TURNED: tl.constexpr,
     NORMED: tl.constexpr,
     CHAINED: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -97,27 +130,37 @@ def _decode_kernel(
         live = token < QUERIES
         query_head = head * GROUP + row % GROUP
         first = request.to(tl.int64) * QUERIES
-        turn = angles
+        one = tl.zeros([1, 1], tl.int64)
+        my_cache = cache + head * cache_head_stride
+        my_table = table + request.to(tl.int64) * table_stride
+        length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
+        end = tl.minimum((part + 1) * length, past)
+        position = one
         if TURNED:
-            turn += tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD
+            position = tl.load(positions + first + token, mask=live, other=0)[:, None]
+        turning = _turning(angles, position, live[:, None], query_norm, HEAD, TURNED, NORMED)
+        if CHAINED:
+            # All that is read up to here was there before the predecessors of this kernel that it may overlap with; the old KV too.
+            _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE, WARPS)
+            tl.extra.cuda.gdc_wait()
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
-        queries = _turned(query_at, live[:, None], query_norm, turn, eps, HEAD, TURNED, NORMED)
+        queries = _turned(query_at, live[:, None], turning, eps, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, HEAD], tl.float32)
 
         if part == 0:
             for new in tl.static_range(QUERIES):
-                key_turn = angles
+                at = one
                 if TURNED:
-                    key_turn += tl.load(positions + first + new) * HEAD
-                one = tl.zeros([1, 1], tl.int64)
+                    at = tl.load(positions + first + new) + one
+                key_turning = _turning(angles, at, one == 0, key_norm, HEAD, TURNED, NORMED)
                 key_at = key + (first + new) * key_stride + head * HEAD + one
-                keys = tl.reshape(_turned(key_at, one == 0, key_norm, key_turn + one, eps, HEAD, TURNED, NORMED), [HEAD])
+                keys = tl.reshape(_turned(key_at, one == 0, key_turning, eps, HEAD, TURNED, NORMED), [HEAD])
                 values = tl.load(value + (first + new) * value_stride + head * HEAD + column)
                 slot = tl.load(slots + first + new)
                 if slot >= 0:
-                    written = cache + (slot // PAGE) * cache_block_stride + head * cache_head_stride + (slot % PAGE) * cache_token_stride
+                    written = my_cache + (slot // PAGE) * cache_block_stride + (slot % PAGE) * cache_token_stride
                     tl.store(written + column, keys)
                     tl.store(written + HEAD + column, values)
                 score = tl.sum(queries.to(tl.float32) * keys.to(tl.float32)[None, :], axis=1) * scale
@@ -130,15 +173,13 @@ def _decode_kernel(
                 sums = sums * faded[:, None] + weight[:, None] * values.to(tl.float32)[None, :]
                 top = higher
 
-        length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
-        end = tl.minimum((part + 1) * length, past)
         for start in range(part * length, end, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < end
-            block = tl.load(table + request.to(tl.int64) * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
-            base = block * cache_block_stride + head * cache_head_stride + (at % PAGE) * cache_token_stride
-            keys = tl.load(cache + base[None, :] + column[:, None], mask=inside[None, :], other=0.0)
-            values = tl.load(cache + base[:, None] + HEAD + column[None, :], mask=inside[:, None], other=0.0)
+            place = start + tl.arange(0, BLOCK)
+            inside = place < end
+            block = tl.load(my_table + place // PAGE, mask=inside, other=0).to(tl.int64)
+            base = block * cache_block_stride + (place % PAGE) * cache_token_stride
+            keys = tl.load(my_cache + base[None, :] + column[:, None], mask=inside[None, :], other=0.0)
+            values = tl.load(my_cache + base[:, None] + HEAD + column[None, :], mask=inside[:, None], other=0.0)
             scores = tl.dot(queries, keys) * scale
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
@@ -243,6 +284,7 @@ class Heads:
             "ROWS": self.rows,
             "PARTS": self.parts(num_reqs),
             "SHORTEST": _SHORTEST_PART,
+            "WARPS": LAUNCH["num_warps"],
         }
 
     def scratch(self, max_num_reqs: int, device: torch.device) -> Scratch:
