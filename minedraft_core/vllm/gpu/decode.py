@@ -41,8 +41,8 @@ def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEA
 
 
 @triton.jit
-def _turning(angles, position, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
-    """Cosines and sines of positions [n, 1], [n, HEAD]; the norm's weights and those of the opposite half, [1, HEAD]."""
+def _turning(angles, position_at, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Cosines and sines of the positions at the pointers [n, 1], [n, HEAD]; the norm's weights and the opposite half's, [1, HEAD]."""
     half: tl.constexpr = HEAD // 2
     column = tl.arange(0, HEAD)[None, :]
     cosine = tl.full([1, 1], 1.0, tl.float32)
@@ -50,7 +50,7 @@ def _turning(angles, position, live, norm, HEAD: tl.constexpr, TURNED: tl.conste
     gain = tl.full([1, 1], 1.0, tl.float32)
     opposite_gain = tl.full([1, 1], 1.0, tl.float32)
     if TURNED:
-        at = angles + position * HEAD + column % half
+        at = angles + tl.load(position_at, mask=live, other=0) * HEAD + column % half
         cosine = tl.load(at, mask=live, other=0.0).to(tl.float32)
         sine = tl.load(at + half, mask=live, other=0.0).to(tl.float32)
         sine = tl.where(column < half, -sine, sine)
@@ -135,10 +135,7 @@ def _decode_kernel(
         my_table = table + request.to(tl.int64) * table_stride
         length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
         end = tl.minimum((part + 1) * length, past)
-        position = one
-        if TURNED:
-            position = tl.load(positions + first + token, mask=live, other=0)[:, None]
-        turning = _turning(angles, position, live[:, None], query_norm, HEAD, TURNED, NORMED)
+        turning = _turning(angles, positions + (first + token)[:, None], live[:, None], query_norm, HEAD, TURNED, NORMED)
         if CHAINED:
             # All that is read up to here was there before the predecessors of this kernel that it may overlap with; the old KV too.
             _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE, WARPS)
@@ -151,10 +148,7 @@ def _decode_kernel(
 
         if part == 0:
             for new in tl.static_range(QUERIES):
-                at = one
-                if TURNED:
-                    at = tl.load(positions + first + new) + one
-                key_turning = _turning(angles, at, one == 0, key_norm, HEAD, TURNED, NORMED)
+                key_turning = _turning(angles, positions + (first + new) + one, one == 0, key_norm, HEAD, TURNED, NORMED)
                 key_at = key + (first + new) * key_stride + head * HEAD + one
                 keys = tl.reshape(_turned(key_at, one == 0, key_turning, eps, HEAD, TURNED, NORMED), [HEAD])
                 values = tl.load(value + (first + new) * value_stride + head * HEAD + column)

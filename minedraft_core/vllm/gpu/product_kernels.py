@@ -5,7 +5,7 @@ norm before a product, and the gate, the sum with the residual stream, bias and 
 kernel that is `chained` starts before its predecessor ends (programmatic dependent launch), and meanwhile fetches the first of its weights
 into the L2 cache.
 
-The weights are the left operand: an instruction of the tensor cores takes 16 rows on its left and 8 on its right, which is what a batch has.
+The weights are the left operand: an instruction of the tensor cores takes 16 rows on its left and 8 on its right, about what a batch has.
 Each warp multiplies a slice of the depth of its own, so that no warp reads what another reads.
 """
 
@@ -64,13 +64,61 @@ def _gathered(part_sums, part_squares, block, row, cell, PARTS: tl.constexpr, GA
 
 
 @triton.jit
-def _of_outputs(pointer, out, width_out, inside, other, GATED: tl.constexpr):
-    """Of each output, and of the other half where there is one, float32 [outputs, 1]."""
-    mine = tl.load(pointer + out, mask=inside, other=other).to(tl.float32)[:, None]
-    theirs = mine
-    if GATED:
-        theirs = tl.load(pointer + width_out + out, mask=inside, other=other).to(tl.float32)[:, None]
+def _of_outputs(pointer, out, width_out, inside, GIVEN: tl.constexpr, GATED: tl.constexpr):
+    """What there is of each output, and of the other half where there is one, float32 [outputs, 1]; nothing if none is given."""
+    mine = tl.zeros([1, 1], tl.float32)
+    theirs = tl.zeros([1, 1], tl.float32)
+    if GIVEN:
+        mine = tl.load(pointer + out, mask=inside, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            theirs = tl.load(pointer + width_out + out, mask=inside, other=0.0).to(tl.float32)[:, None]
     return mine, theirs
+
+
+@triton.jit
+def _summed(
+    row_at, weight_at, up, live, inside, norm_at, gains, first, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
+):
+    """Products of the columns from `first` to `last` by slices, float32 [slices, outputs, rows], and the rows' squares [slices, rows]."""
+    slices: tl.constexpr = weight_at.shape[0]
+    sums = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
+    ups = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
+    squares = tl.zeros([slices, row_at.shape[1]], tl.float32)
+    for at in range(first, last, STEP):
+        values = tl.load(row_at + at, mask=live, other=0.0)
+        if NORMED:
+            wide = values.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=2)
+            wide *= gains
+            if values.dtype == tl.float16:
+                # They are divided by their norm only after the product, and until then may be larger than the type.
+                wide = tl.clamp(wide, -65504.0, 65504.0)
+            values = wide.to(values.dtype)
+            # Too few bytes for an asynchronous copy, so they are asked for a step ahead.
+            gains = tl.load(norm_at + tl.minimum(at + STEP, last - STEP)).to(tl.float32)
+        values = tl.trans(values, 0, 2, 1)
+        sums = tl.dot(_wide(tl.load(weight_at + at, mask=inside, other=0.0), values.dtype), values, sums)
+        if GATED:
+            ups = tl.dot(_wide(tl.load(weight_at + up + at, mask=inside, other=0.0), values.dtype), values, ups)
+    return tl.sum(sums, axis=0), tl.sum(ups, axis=0), tl.sum(squares, axis=0)
+
+
+@triton.jit
+def _finished(sums, ups, squares, scale, up_scale, bias, up_bias, width_in, eps, NORMED, GATED, BIASED, SCALED):
+    """What a product is made into before it is added to anything."""
+    if SCALED:
+        sums *= scale
+        ups *= up_scale
+    if NORMED:
+        fade = tl.rsqrt(squares / width_in + eps)[None, :]
+        sums *= fade
+        ups *= fade
+    if BIASED:
+        sums += bias
+        ups += up_bias
+    if GATED:
+        sums = sums * tl.sigmoid(sums) * ups
+    return sums
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -117,47 +165,29 @@ def product_kernel(
     first = part * each * step
     last = tl.minimum(first + each * step, width_in)
     up = width_out.to(tl.int64) * width_in
+    norm_at = norm + column
+    gains = column
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
-        if FETCHED > 0:
-            count = tl.minimum(last - first, FETCHED * step)
-            _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
-            if GATED:
-                _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
+        count = tl.minimum(last - first, FETCHED * step)
+        _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
+        if GATED:
+            _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
     # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
-    if SCALED:
-        scale, up_scale = _of_outputs(scales, out, width_out, inside, 0.0, GATED)
-    if BIASED:
-        added, up_added = _of_outputs(bias, out, width_out, inside, 0.0, GATED)
     if NORMED:
-        gains = tl.load(norm + first + column).to(tl.float32)
+        gains = tl.load(norm_at + first).to(tl.float32)
+    scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
+    added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
     cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
     kept = live[None, :] & inside[:, None]
     if ADDED:
         stream = tl.load(residual + cells, mask=kept, other=0.0).to(tl.float32)
-
-    sums = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
-    ups = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
-    squares = tl.zeros([SLICES, ROWS], tl.float32)
     row_at = rows + row[None, :, None] * row_stride + column
     weight_at = weight + out.to(tl.int64)[None, :, None] * width_in + column
-    for at in range(first, last, step):
-        values = tl.load(row_at + at, mask=live[None, :, None], other=0.0)
-        if NORMED:
-            wide = values.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=2)
-            values = (wide * gains).to(values.dtype)
-            # Too few bytes for an asynchronous copy, so they are asked for a step ahead.
-            gains = tl.load(norm + tl.minimum(at + step, last - step) + column).to(tl.float32)
-        values = tl.trans(values, 0, 2, 1)
-        sums = tl.dot(_wide(tl.load(weight_at + at, mask=inside[None, :, None], other=0.0), values.dtype), values, sums)
-        if GATED:
-            ups = tl.dot(_wide(tl.load(weight_at + up + at, mask=inside[None, :, None], other=0.0), values.dtype), values, ups)
-    sums = tl.sum(sums, axis=0)
-    ups = tl.sum(ups, axis=0)
-    squares = tl.sum(squares, axis=0)
+    live_rows, real_outputs = live[None, :, None], inside[None, :, None]
+    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, last, step, NORMED, GATED)
 
     whole = True
     if PARTS > 1:
@@ -176,18 +206,7 @@ def product_kernel(
             sums, ups, squares = _gathered(part_sums, part_squares, block, row, cell, PARTS, GATED, NORMED)
             tl.store(arrived + block, 0)
     if whole:
-        if SCALED:
-            sums *= scale
-            ups *= up_scale
-        if NORMED:
-            fade = tl.rsqrt(squares / width_in + eps)[None, :]
-            sums *= fade
-            ups *= fade
-        if BIASED:
-            sums += added
-            ups += up_added
-        if GATED:
-            sums = sums * tl.sigmoid(sums) * ups
+        made = _finished(sums, ups, squares, scale, up_scale, added, up_added, width_in, eps, NORMED, GATED, BIASED, SCALED)
         if ADDED:
-            sums += stream
-        tl.store(output + cells, sums.to(output.dtype.element_ty), mask=kept)
+            made += stream
+        tl.store(output + cells, made.to(output.dtype.element_ty), mask=kept)

@@ -73,7 +73,7 @@ def padded(num_rows: int) -> int:
 
 
 def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
-    """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, most of its memory in flight."""
+    """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
     wanted = next((size for size in fitting if triton.cdiv(outputs, size) >= 2 * multiprocessors), 16)
     blocks = triton.cdiv(outputs, wanted)
