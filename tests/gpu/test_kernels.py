@@ -41,11 +41,12 @@ _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10)
         ["-c", _PRODUCTS],
         ["-c", _EAGLE],
         ["-m", "tests.gpu.layer_numbers"],
+        ["-m", "tests.gpu.fused_numbers"],
         ["-m", "tests.gpu.lives"],
         ["-m", "tests.gpu.lookahead_lives"],
         ["-m", "tests.gpu.eagle_lives"],
     ],
-    ids=["references", "chains", "decode", "products", "eagle", "layers", "lives", "lookahead", "eagle lives"],
+    ids=["references", "chains", "decode", "products", "eagle", "layers", "fused", "lives", "lookahead", "eagle lives"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""

@@ -15,12 +15,9 @@ import triton
 import triton.language as tl
 
 MAX_QUERIES = 2
-_BLOCK = 64
-_SHORTEST_PART = 256
 _MOST_PARTS = 8
 _LEAST_ROWS = 16  # of a product on tensor cores
 _LOG2_E = 1.4426950408889634
-LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -245,12 +242,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Heads:
-    """What is the same in all layers."""
+    """What is the same in all layers, and how they are run: so many tokens at a time, and so many at least for a part of a context."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     multiprocessors: int
+    block: int = 64
+    shortest: int = 256
+    warps: int = 4
+    stages: int = 3
 
     @property
     def supported(self) -> bool:
@@ -274,11 +275,11 @@ class Heads:
             "GROUP": self.num_heads // self.num_kv_heads,
             "HEAD": self.head_size,
             "PAGE": block_size,
-            "BLOCK": _BLOCK,
+            "BLOCK": self.block,
             "ROWS": self.rows,
             "PARTS": self.parts(num_reqs),
-            "SHORTEST": _SHORTEST_PART,
-            "WARPS": LAUNCH["num_warps"],
+            "SHORTEST": self.shortest,
+            "WARPS": self.warps,
         }
 
     def scratch(self, max_num_reqs: int, device: torch.device) -> Scratch:
@@ -344,5 +345,6 @@ def decode(
         NORMED=turn is not None and turn.norms is not None,
         CHAINED=turn is not None and turn.chained,
         launch_pdl=turn is not None and turn.chained,
-        **LAUNCH,
+        num_warps=heads.warps,
+        num_stages=heads.stages,
     )

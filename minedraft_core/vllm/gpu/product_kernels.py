@@ -175,7 +175,8 @@ def product_kernel(
             _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
     # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
     if NORMED:
-        gains = tl.load(norm_at + first).to(tl.float32)
+        # The last parts may have no columns.
+        gains = tl.load(norm_at + tl.minimum(first, width_in - step)).to(tl.float32)
     scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
     added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
