@@ -14,7 +14,9 @@ from minedraft_core.vllm.gpu.product_kernels import product_kernel
 MOST_ROWS = 64
 _LEAST_ROWS = 8  # of the right operand on tensor cores
 _SHALLOWEST = 16  # columns of a slice, likewise
+_SHALLOW_BYTES = 128  # of a row of weights at once: less than 32 for each warp are not copied asynchronously
 _DEEPEST = 256
+_FEW_ROWS = 16
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_STAGES = 6
@@ -75,14 +77,17 @@ def padded(num_rows: int) -> int:
 def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
     """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
-    wanted = next((size for size in fitting if triton.cdiv(outputs, size) >= 2 * multiprocessors), 16)
+    # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
+    least = 2 * multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
+    wanted = next((size for size in fitting if outputs // size >= least), 16)
     blocks = triton.cdiv(outputs, wanted)
     shared = _SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors))
     column = wanted * element_size * (1 + gated) + 2 * rows
-    most = max(min(shared // 3 // column, _DEEPEST), _SHALLOWEST)
+    most = max(min(shared // 3 // column, _DEEPEST), _SHALLOW_BYTES // element_size)
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
-    stages = max(3, min(shared // (column * at_once) + 1, _MOST_STAGES))
+    # Normed rows are kept once more.
+    stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
     return Tile(wanted, at_once, parts, stages, fetched(wanted, at_once, blocks * parts, element_size, multiprocessors, gated=gated))
 
 
