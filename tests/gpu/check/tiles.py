@@ -1,4 +1,4 @@
-"""How the products of a drafter's layers are best cut, measured."""
+"""How the products of a drafter's layers are best cut and their attention is best spread, measured."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 
 import torch
 
+from minedraft_core.vllm.gpu.decode import Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, fetched, padded
 from minedraft_core.vllm.gpu.weights import eight_bits
 from tests.gpu.check.findings import attempt, figure, say
@@ -23,6 +24,8 @@ SHARED = range(24 * 1024, 200 * 1024)  # bytes of shared memory that a tile may 
 MOST_SUMS = 2048
 COPIES, REPEATS = 16, 10  # of a matrix, so that none is found in the L2 cache; of their products
 COMPILERS = 12
+CONTEXT, PAGE = 256, 16
+ATTENTION = tuple(product((64, 128), (64, 128, 256), (4, 8), (3,)))  # tokens at a time and of a part at least, warps, stages
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def stage_tiles(arguments) -> None:
     hidden, inner, head = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries = shape["num_attention_heads"] * head
     joined = queries + 2 * shape["num_key_value_heads"] * head
+    with attempt("attention"):
+        _attention(shape["num_attention_heads"], shape["num_key_value_heads"], head, arguments.concurrency[0])
     # Compiling holds Python's lock, so it has processes of its own; they leave what they compile in Triton's cache.
     workers = min(COMPILERS, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -123,8 +128,9 @@ def _tiles(shaped: Shaped, pool: ProcessPoolExecutor) -> None:
     for cut in (chosen, *sorted(found, key=found.__getitem__)[:6]):
         speed = bytes_read / found[cut] / 1e6
         say(None, f"{shaped.name}{' fp8' * shaped.eight}, {shaped.rows} rows: {found[cut]:.2f} us, {speed:.2f} TB/s with {cut}")
-    for cut, took in found.items():
-        figure(product=shaped.name, eight=shaped.eight, rows=shaped.rows, us=took, tile=str(cut), chosen=cut == chosen)
+    figure(
+        product=shaped.name, eight=shaped.eight, rows=shaped.rows, chosen=str(chosen), us={str(cut): took for cut, took in found.items()}
+    )
 
 
 def _sensible(shaped: Shaped) -> list[Tile]:
@@ -168,6 +174,43 @@ def _timed(shaped: Shaped, matrices: list[Matrix], pool: ProcessPoolExecutor, cu
         found[cut] = (graph, workspace)
     torch.cuda.synchronize()
     return {cut: _replayed(graph) for cut, (graph, _) in found.items()}
+
+
+def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
+    """Ways of running the attention of a step after `CONTEXT` tokens."""
+    device = torch.device("cuda", 0)
+    columns = CONTEXT // PAGE + 1
+    caches = [
+        torch.randn(1 + rows * columns, PAGE, num_kv_heads, 2 * size, device=device).bfloat16().transpose(1, 2) for _ in range(COPIES)
+    ]
+    table = 1 + torch.arange(rows * columns, dtype=torch.int32, device=device).view(rows, columns)
+    positions = torch.full((rows,), CONTEXT, device=device)
+    slots = table[:, CONTEXT // PAGE].long() * PAGE + CONTEXT % PAGE
+    joined = torch.randn(rows, num_heads + 2 * num_kv_heads, size, device=device).bfloat16()
+    query, key, value = joined.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    output, seq_lens = torch.empty(rows, num_heads, size, device=device).bfloat16(), (positions + 1).int()
+    gains = torch.ones(size, device=device, dtype=torch.bfloat16)
+    turn = Turn(positions, torch.ones(CONTEXT + 1, size, device=device).bfloat16(), (gains, gains), 1e-6, chained=True)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    plain = Heads(num_heads, num_kv_heads, size, multiprocessors)
+    ways = [replace(plain, block=block, shortest=shortest, warps=warps, stages=stages) for block, shortest, warps, stages in ATTENTION]
+    found = {}
+    for heads in dict.fromkeys([plain, *ways]):
+        scratch = heads.scratch(rows, device)
+        run = partial(_attend, heads, scratch, query, key, value, caches, output, table, seq_lens, slots, 1.0, turn)
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        found[heads] = _replayed(graph)
+    for heads in (plain, *sorted(found, key=found.__getitem__)[:4]):
+        say(None, f"attention, {rows} requests of {CONTEXT} tokens: {found[heads]:.2f} us with {heads}")
+    figure(product="attention", rows=rows, chosen=str(plain), us={str(heads): took for heads, took in found.items()})
+
+
+def _attend(heads, scratch, query, key, value, caches, *others) -> None:
+    for cache in caches:
+        decode(heads, scratch, query, key, value, cache, *others)
 
 
 def _replayed(graph: torch.cuda.CUDAGraph) -> float:
