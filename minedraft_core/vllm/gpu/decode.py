@@ -21,20 +21,16 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr, WARPS: tl.constexpr):
-    """Bring the KV of a head from one position to another into the L2 cache: that of a token for each thread."""
-    size: tl.constexpr = 2 * HEAD * cache.dtype.element_ty.primitive_bitwidth // 8
-    for begin in range(start, end, 32 * WARPS):
-        at = begin + tl.arange(0, 32 * WARPS)
-        block = tl.load(table + at // PAGE, mask=at < end, other=0).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-            "=r,l,r",
-            [cache + block * cache_block_stride + (at % PAGE) * cache_token_stride, tl.where(at < end, size, 0)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr):
+    """Bring the KV of a head from one position to another into the L2 cache, a sector of 32 bytes at a time."""
+    size: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth // 8
+    sectors: tl.constexpr = 2 * HEAD * size // 32
+    each = tl.arange(0, 128 * sectors)
+    for begin in range(start, end, 128):
+        at = tl.minimum(begin + each // sectors, end - 1)
+        token = tl.load(table + at // PAGE).to(tl.int64) * cache_block_stride + (at % PAGE) * cache_token_stride
+        fetched = [cache + token + each % sectors * (32 // size)]
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", fetched, dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -111,7 +107,6 @@ def _decode_kernel(
     TURNED: tl.constexpr,
     NORMED: tl.constexpr,
     CHAINED: tl.constexpr,
-    WARPS: tl.constexpr,
 ):
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
@@ -135,7 +130,7 @@ def _decode_kernel(
         turning = _turning(angles, positions + (first + token)[:, None], live[:, None], query_norm, HEAD, TURNED, NORMED)
         if CHAINED:
             # All that is read up to here was there before the predecessors of this kernel that it may overlap with; the old KV too.
-            _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE, WARPS)
+            _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE)
             tl.extra.cuda.gdc_wait()
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
         queries = _turned(query_at, live[:, None], turning, eps, HEAD, TURNED, NORMED)
@@ -230,7 +225,8 @@ class Turn:
 
     positions int64 [tokens]; angles [positions, head], in the model's type: the cosines of a position, then its sines, for halves that are
     turned into each other. `norms`: of the queries' and of the keys' heads, [head] each, if the model has them. `chained`: the kernel
-    before was launched so that this one may start early.
+    may start before the one before it has ended. Only queries, keys and values may then come from chained kernels; all else was
+    written before the last kernel that was launched the ordinary way.
     """
 
     positions: torch.Tensor
@@ -279,7 +275,6 @@ class Heads:
             "ROWS": self.rows,
             "PARTS": self.parts(num_reqs),
             "SHORTEST": self.shortest,
-            "WARPS": self.warps,
         }
 
     def scratch(self, max_num_reqs: int, device: torch.device) -> Scratch:

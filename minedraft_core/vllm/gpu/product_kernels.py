@@ -17,20 +17,17 @@ import triton.language as tl
 
 @triton.jit
 def _fetch(weight, out, width_in, width_out, first, count, OUTPUTS: tl.constexpr, WARPS: tl.constexpr):
-    """Bring `count` columns of a program's weights, from `first` on, into the L2 cache: a piece of a row for each thread."""
+    """Bring `count` columns of a program's weights, from `first` on, into the L2 cache."""
     thread = tl.arange(0, 32 * WARPS)
-    pieces: tl.constexpr = (32 * WARPS) // OUTPUTS
+    each: tl.constexpr = (32 * WARPS) // OUTPUTS
     size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    row = out + thread % OUTPUTS
-    bytes_each = tl.cdiv(count * size, 128 * pieces) * 128
-    begin = thread // OUTPUTS * bytes_each
-    # Rows past the end are somebody else's memory or none.
-    length = tl.where(row < width_out, tl.minimum(bytes_each, count * size - begin), 0)
-    at = weight.to(tl.uint64) + ((row.to(tl.int64) * width_in + first) * size + begin).to(tl.uint64)
+    # A warp's threads fetch one after the other, so the rows are spread over the warps. Rows past the end are somebody else's or none.
+    row = out + thread // each
+    length = tl.where((thread % each == 0) & (row < width_out), count * size, 0)
     tl.inline_asm_elementwise(
         "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
         "=r,l,r",
-        [at, length],
+        [weight + row.to(tl.int64) * width_in + first, length],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
