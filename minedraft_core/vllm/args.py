@@ -62,6 +62,8 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     config.speculative.check_on_gpus()
     if config.drafter.fused == "layers" and config.speculative.method in HEADS:
         raise ConfigError("--drafter-fused layers is for draft models: use attention or none with a head")
+    if config.drafter.fused == "layers" and config.drafter.compiled:
+        raise ConfigError("--drafter-compiled compiles what --drafter-fused layers replaces: remove one of the two")
     if config.drafter.weights == "fp8" and config.drafter.fused != "layers":
         raise ConfigError("--drafter-weights fp8 needs --drafter-fused layers, whose kernels read them")
     if args.device_ids and config.speculative.mode is not Mode.OFF:

@@ -122,8 +122,7 @@ def compile_decode(capability: int) -> list[int]:
                 (names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants and name not in ("scale", "eps")
             }
             source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
-            compiled = triton.compile(
-                source, target=GPUTarget("cuda", capability, 32), options={**decode_module.LAUNCH, "launch_pdl": turned}
-            )
+            options = {"num_warps": heads.warps, "num_stages": heads.stages, "launch_pdl": turned}
+            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             sizes.append(compiled.metadata.shared)
     return sizes

@@ -12,7 +12,7 @@ from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Norm, Products
 from minedraft_core.vllm.gpu.weights import eight_bits
 
 SMALL = ((64, 40), (48, 130), (512, 96))
-LARGE = (*SMALL, (576, 960), (1536, 576), (896, 1152), (2048, 12288))
+LARGE = (*SMALL[1:], (576, 960), (2048, 12288))
 
 
 def multiply_reference(
@@ -34,15 +34,21 @@ def multiply_reference(
 
 
 def compare_products(
-    device: str, dtype: torch.dtype, shapes: tuple[tuple[int, int], ...], tolerance: float, *, chained: bool = False
+    device: str,
+    dtype: torch.dtype,
+    shapes: tuple[tuple[int, int], ...],
+    tolerance: float,
+    sizes: tuple[int, ...] = (1, 8, 132),
+    *,
+    chained: bool = False,
 ) -> None:
-    """All that may surround a product, few and many rows, whole and in parts, rows that are part of longer ones, twice each."""
+    """All that may surround a product, few and many rows, whole and in parts, rows that are part of longer ones, for devices of `sizes`."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    for (depth, outputs), multiprocessors, eight in every(shapes, (1, 8, 132), (False, True)):
+    for (depth, outputs), multiprocessors, eight in every(shapes, sizes, (False, True)):
         products = Products(multiprocessors, chained)
         weight = random(outputs, depth) / depth**0.5
         biased = outputs % 3 == 0
@@ -81,7 +87,8 @@ def compile_products(capability: int) -> list[int]:
         (576, 1536, False, False, False, 64, True),
     ):
         cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated)
-        constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "DEPTH": cut.depth, "PARTS": cut.parts, "LINE": 128 if eight else 64}
+        constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "SLICES": cut.slices, "DEPTH": cut.depth // cut.slices, "PARTS": cut.parts}
+        constants |= {"FETCHED": cut.fetched, "WARPS": cut.warps}
         constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "BIASED": False, "SCALED": eight, "CHAINED": chained}
         names = kernel.arg_names
         pointers = dict.fromkeys(("rows", "bias", "norm", "residual", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}

@@ -15,31 +15,57 @@ import triton
 import triton.language as tl
 
 MAX_QUERIES = 2
-_BLOCK = 64
-_SHORTEST_PART = 256
 _MOST_PARTS = 8
 _LEAST_ROWS = 16  # of a product on tensor cores
 _LOG2_E = 1.4426950408889634
-LAUNCH = {"num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
-def _turned(at, live, norm, angles, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
-    """Heads at the pointers `at` [n, 1], [n, HEAD] in their own type; `angles` [n, 1] points to their cosines and sines."""
+def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr):
+    """Bring the KV of a head from one position to another into the L2 cache, a sector of 32 bytes at a time."""
+    size: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth // 8
+    sectors: tl.constexpr = 2 * HEAD * size // 32
+    each = tl.arange(0, 128 * sectors)
+    for begin in range(start, end, 128):
+        at = tl.minimum(begin + each // sectors, end - 1)
+        token = tl.load(table + at // PAGE).to(tl.int64) * cache_block_stride + (at % PAGE) * cache_token_stride
+        fetched = [cache + token + each % sectors * (32 // size)]
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", fetched, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _turning(angles, position_at, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Cosines and sines of the positions at the pointers [n, 1], [n, HEAD]; the norm's weights and the opposite half's, [1, HEAD]."""
+    half: tl.constexpr = HEAD // 2
+    column = tl.arange(0, HEAD)[None, :]
+    cosine = tl.full([1, 1], 1.0, tl.float32)
+    sine = tl.full([1, 1], 0.0, tl.float32)
+    gain = tl.full([1, 1], 1.0, tl.float32)
+    opposite_gain = tl.full([1, 1], 1.0, tl.float32)
+    if TURNED:
+        at = angles + tl.load(position_at, mask=live, other=0) * HEAD + column % half
+        cosine = tl.load(at, mask=live, other=0.0).to(tl.float32)
+        sine = tl.load(at + half, mask=live, other=0.0).to(tl.float32)
+        sine = tl.where(column < half, -sine, sine)
+    if NORMED:
+        gain = tl.load(norm + column).to(tl.float32)
+        opposite_gain = tl.load(norm + (column ^ half)).to(tl.float32)
+    return cosine, sine, gain, opposite_gain
+
+
+@triton.jit
+def _turned(at, live, turning, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Heads at the pointers `at` [n, 1], [n, HEAD] in their own type, normed and turned."""
     column = tl.arange(0, HEAD)[None, :]
     values = tl.load(at + column, mask=live, other=0.0)
     if TURNED:
-        half: tl.constexpr = HEAD // 2
-        opposite = column ^ half
-        mine, others = values.to(tl.float32), tl.load(at + opposite, mask=live, other=0.0).to(tl.float32)
+        cosine, sine, gain, opposite_gain = turning
+        mine, others = values.to(tl.float32), tl.load(at + (column ^ (HEAD // 2)), mask=live, other=0.0).to(tl.float32)
         if NORMED:
             fade = tl.rsqrt(tl.sum(mine * mine, axis=1) / HEAD + eps)[:, None]
-            mine = (mine * fade * tl.load(norm + column).to(tl.float32)).to(values.dtype).to(tl.float32)
-            others = (others * fade * tl.load(norm + opposite).to(tl.float32)).to(values.dtype).to(tl.float32)
-        angle = column % half
-        cosine = tl.load(angles + angle, mask=live, other=0.0).to(tl.float32)
-        sine = tl.load(angles + half + angle, mask=live, other=0.0).to(tl.float32)
-        values = (mine * cosine + tl.where(column < half, -others, others) * sine).to(values.dtype)
+            mine = (mine * fade * gain).to(values.dtype).to(tl.float32)
+            others = (others * fade * opposite_gain).to(values.dtype).to(tl.float32)
+        values = (mine * cosine + others * sine).to(values.dtype)
     return values
 
 
@@ -84,7 +110,6 @@ def _decode_kernel(
 ):
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     request = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -97,27 +122,31 @@ def _decode_kernel(
         live = token < QUERIES
         query_head = head * GROUP + row % GROUP
         first = request.to(tl.int64) * QUERIES
-        turn = angles
-        if TURNED:
-            turn += tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD
+        one = tl.zeros([1, 1], tl.int64)
+        my_cache = cache + head * cache_head_stride
+        my_table = table + request.to(tl.int64) * table_stride
+        length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
+        end = tl.minimum((part + 1) * length, past)
+        turning = _turning(angles, positions + (first + token)[:, None], live[:, None], query_norm, HEAD, TURNED, NORMED)
+        if CHAINED:
+            # All that is read up to here was there before the predecessors of this kernel that it may overlap with; the old KV too.
+            _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE)
+            tl.extra.cuda.gdc_wait()
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
-        queries = _turned(query_at, live[:, None], query_norm, turn, eps, HEAD, TURNED, NORMED)
+        queries = _turned(query_at, live[:, None], turning, eps, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, HEAD], tl.float32)
 
         if part == 0:
             for new in tl.static_range(QUERIES):
-                key_turn = angles
-                if TURNED:
-                    key_turn += tl.load(positions + first + new) * HEAD
-                one = tl.zeros([1, 1], tl.int64)
+                key_turning = _turning(angles, positions + (first + new) + one, one == 0, key_norm, HEAD, TURNED, NORMED)
                 key_at = key + (first + new) * key_stride + head * HEAD + one
-                keys = tl.reshape(_turned(key_at, one == 0, key_norm, key_turn + one, eps, HEAD, TURNED, NORMED), [HEAD])
+                keys = tl.reshape(_turned(key_at, one == 0, key_turning, eps, HEAD, TURNED, NORMED), [HEAD])
                 values = tl.load(value + (first + new) * value_stride + head * HEAD + column)
                 slot = tl.load(slots + first + new)
                 if slot >= 0:
-                    written = cache + (slot // PAGE) * cache_block_stride + head * cache_head_stride + (slot % PAGE) * cache_token_stride
+                    written = my_cache + (slot // PAGE) * cache_block_stride + (slot % PAGE) * cache_token_stride
                     tl.store(written + column, keys)
                     tl.store(written + HEAD + column, values)
                 score = tl.sum(queries.to(tl.float32) * keys.to(tl.float32)[None, :], axis=1) * scale
@@ -130,15 +159,13 @@ def _decode_kernel(
                 sums = sums * faded[:, None] + weight[:, None] * values.to(tl.float32)[None, :]
                 top = higher
 
-        length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
-        end = tl.minimum((part + 1) * length, past)
         for start in range(part * length, end, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            inside = at < end
-            block = tl.load(table + request.to(tl.int64) * table_stride + at // PAGE, mask=inside, other=0).to(tl.int64)
-            base = block * cache_block_stride + head * cache_head_stride + (at % PAGE) * cache_token_stride
-            keys = tl.load(cache + base[None, :] + column[:, None], mask=inside[None, :], other=0.0)
-            values = tl.load(cache + base[:, None] + HEAD + column[None, :], mask=inside[:, None], other=0.0)
+            place = start + tl.arange(0, BLOCK)
+            inside = place < end
+            block = tl.load(my_table + place // PAGE, mask=inside, other=0).to(tl.int64)
+            base = block * cache_block_stride + (place % PAGE) * cache_token_stride
+            keys = tl.load(my_cache + base[None, :] + column[:, None], mask=inside[None, :], other=0.0)
+            values = tl.load(my_cache + base[:, None] + HEAD + column[None, :], mask=inside[:, None], other=0.0)
             scores = tl.dot(queries, keys) * scale
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
@@ -198,7 +225,8 @@ class Turn:
 
     positions int64 [tokens]; angles [positions, head], in the model's type: the cosines of a position, then its sines, for halves that are
     turned into each other. `norms`: of the queries' and of the keys' heads, [head] each, if the model has them. `chained`: the kernel
-    before was launched so that this one may start early.
+    may start before the one before it has ended. Only queries, keys and values may then come from chained kernels; all else was
+    written before the last kernel that was launched the ordinary way.
     """
 
     positions: torch.Tensor
@@ -210,12 +238,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Heads:
-    """What is the same in all layers."""
+    """What is the same in all layers, and how they are run: so many tokens at a time, and so many at least for a part of a context."""
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     multiprocessors: int
+    block: int = 64
+    shortest: int = 256
+    warps: int = 4
+    stages: int = 3
 
     @property
     def supported(self) -> bool:
@@ -239,10 +271,10 @@ class Heads:
             "GROUP": self.num_heads // self.num_kv_heads,
             "HEAD": self.head_size,
             "PAGE": block_size,
-            "BLOCK": _BLOCK,
+            "BLOCK": self.block,
             "ROWS": self.rows,
             "PARTS": self.parts(num_reqs),
-            "SHORTEST": _SHORTEST_PART,
+            "SHORTEST": self.shortest,
         }
 
     def scratch(self, max_num_reqs: int, device: torch.device) -> Scratch:
@@ -308,5 +340,6 @@ def decode(
         NORMED=turn is not None and turn.norms is not None,
         CHAINED=turn is not None and turn.chained,
         launch_pdl=turn is not None and turn.chained,
-        **LAUNCH,
+        num_warps=heads.warps,
+        num_stages=heads.stages,
     )

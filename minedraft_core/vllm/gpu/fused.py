@@ -12,9 +12,11 @@ from minedraft_core.config import ConfigError
 from minedraft_core.vllm.gpu.layers import Step, UnsupportedError, read_layers
 from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.products import MOST_ROWS
+from minedraft_core.vllm.gpu.weights import EightBits
 
 # Programmatic dependent launch came with Hopper.
 _CHAINING_CAPABILITY = (9, 0)
+_EIGHT_BIT_CAPABILITY = divmod(EightBits.get_min_capability(), 10)
 
 
 class FusedModel(DraftModel):
@@ -22,8 +24,11 @@ class FusedModel(DraftModel):
 
     def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
         """As the base's; raises ConfigError for models that the kernels cannot run."""
+        capability = torch.cuda.get_device_capability(device)
+        if isinstance(config.quant_config, EightBits) and capability < _EIGHT_BIT_CAPABILITY:
+            raise ConfigError(f"--drafter-weights fp8 needs a GPU of compute capability 8.9 or more, not {capability}; remove the flag")
         super().__init__(config, device, group)
-        chained = torch.cuda.get_device_capability(device) >= _CHAINING_CAPABILITY
+        chained = capability >= _CHAINING_CAPABILITY
         assert self._heads is not None
         try:
             self._stack = read_layers(self._model, self._heads, chained=chained)

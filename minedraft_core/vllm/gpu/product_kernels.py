@@ -2,8 +2,11 @@
 
 With a few rows a product takes as long as reading its weights, and a layer of small kernels about as long again as its launches. So the
 norm before a product, and the gate, the sum with the residual stream, bias and scales after it, are done by the product's kernel. A
-kernel that is `chained` starts before its predecessor ends (programmatic dependent launch), and meanwhile fetches its weights into the
-L2 cache.
+kernel that is `chained` starts before its predecessor ends (programmatic dependent launch), and meanwhile fetches the first of its weights
+into the L2 cache.
+
+The weights are the left operand: an instruction of the tensor cores takes 16 rows on its left and 8 on its right, about what a batch has.
+Each warp multiplies a slice of the depth of its own, so that no warp reads what another reads.
 """
 
 from __future__ import annotations
@@ -13,20 +16,31 @@ import triton.language as tl
 
 
 @triton.jit
-def _fetch_line(at):
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+def _fetch(weight, out, width_in, width_out, first, count, OUTPUTS: tl.constexpr, WARPS: tl.constexpr):
+    """Bring `count` columns of a program's weights, from `first` on, into the L2 cache."""
+    thread = tl.arange(0, 32 * WARPS)
+    each: tl.constexpr = (32 * WARPS) // OUTPUTS
+    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    # A warp's threads fetch one after the other, so the rows are spread over the warps. Rows past the end are somebody else's or none.
+    row = out + thread // each
+    length = tl.where((thread % each == 0) & (row < width_out), count * size, 0)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [weight + row.to(tl.int64) * width_in + first, length],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
-def _fetch(weight, out, width_in, width_out, first, last, DEPTH: tl.constexpr, GATED: tl.constexpr, LINE: tl.constexpr):
-    """Bring a program's weights into the L2 cache."""
-    line = tl.arange(0, (DEPTH + LINE - 1) // LINE)[None, :] * LINE
-    # Rows past the end are somebody else's memory or none, so the last one is fetched again.
-    row = weight + tl.minimum(out, width_out - 1).to(tl.int64)[:, None] * width_in + line
-    for at in range(first, last, DEPTH):
-        _fetch_line(row + at)
-        if GATED:
-            _fetch_line(row + width_out.to(tl.int64) * width_in + at)
+def _wide(weights, dtype: tl.constexpr):
+    """Weights in the type of the rows."""
+    if weights.dtype == tl.float8e4nv and dtype == tl.bfloat16:
+        # In two steps: the instruction from float16 to bfloat16 has an eighth of their speed.
+        weights = weights.to(tl.float16).to(tl.float32)
+    return weights.to(dtype)
 
 
 @triton.jit
@@ -47,26 +61,64 @@ def _gathered(part_sums, part_squares, block, row, cell, PARTS: tl.constexpr, GA
 
 
 @triton.jit
-def _finished(sums, ups, squares, scales, bias, out, inside, width_in, width_out, eps, NORMED, GATED, BIASED, SCALED):
-    """What a product is made into before it is added to anything, float32 [rows, outputs]."""
-    if SCALED:
-        sums *= tl.load(scales + out, mask=inside, other=0.0)[None, :]
+def _of_outputs(pointer, out, width_out, inside, GIVEN: tl.constexpr, GATED: tl.constexpr):
+    """What there is of each output, and of the other half where there is one, float32 [outputs, 1]; nothing if none is given."""
+    mine = tl.zeros([1, 1], tl.float32)
+    theirs = tl.zeros([1, 1], tl.float32)
+    if GIVEN:
+        mine = tl.load(pointer + out, mask=inside, other=0.0).to(tl.float32)[:, None]
         if GATED:
-            ups *= tl.load(scales + width_out + out, mask=inside, other=0.0)[None, :]
+            theirs = tl.load(pointer + width_out + out, mask=inside, other=0.0).to(tl.float32)[:, None]
+    return mine, theirs
+
+
+@triton.jit
+def _summed(
+    row_at, weight_at, up, live, inside, norm_at, gains, first, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
+):
+    """Products of the columns from `first` to `last` by slices, float32 [slices, outputs, rows], and the rows' squares [slices, rows]."""
+    slices: tl.constexpr = weight_at.shape[0]
+    sums = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
+    ups = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
+    squares = tl.zeros([slices, row_at.shape[1]], tl.float32)
+    for at in range(first, last, STEP):
+        values = tl.load(row_at + at, mask=live, other=0.0)
+        if NORMED:
+            wide = values.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=2)
+            wide *= gains
+            if values.dtype == tl.float16:
+                # They are divided by their norm only after the product, and until then may be larger than the type.
+                wide = tl.clamp(wide, -65504.0, 65504.0)
+            values = wide.to(values.dtype)
+            # Too few bytes for an asynchronous copy, so they are asked for a step ahead.
+            gains = tl.load(norm_at + tl.minimum(at + STEP, last - STEP)).to(tl.float32)
+        values = tl.trans(values, 0, 2, 1)
+        sums = tl.dot(_wide(tl.load(weight_at + at, mask=inside, other=0.0), values.dtype), values, sums)
+        if GATED:
+            ups = tl.dot(_wide(tl.load(weight_at + up + at, mask=inside, other=0.0), values.dtype), values, ups)
+    return tl.sum(sums, axis=0), tl.sum(ups, axis=0), tl.sum(squares, axis=0)
+
+
+@triton.jit
+def _finished(sums, ups, squares, scale, up_scale, bias, up_bias, width_in, eps, NORMED, GATED, BIASED, SCALED):
+    """What a product is made into before it is added to anything."""
+    if SCALED:
+        sums *= scale
+        ups *= up_scale
     if NORMED:
-        fade = tl.rsqrt(squares / width_in + eps)[:, None]
+        fade = tl.rsqrt(squares / width_in + eps)[None, :]
         sums *= fade
         ups *= fade
     if BIASED:
-        sums += tl.load(bias + out, mask=inside, other=0.0).to(tl.float32)[None, :]
-        if GATED:
-            ups += tl.load(bias + width_out + out, mask=inside, other=0.0).to(tl.float32)[None, :]
+        sums += bias
+        ups += up_bias
     if GATED:
         sums = sums * tl.sigmoid(sums) * ups
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     rows,
     weight,
@@ -85,52 +137,59 @@ def product_kernel(
     eps,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
+    FETCHED: tl.constexpr,
+    WARPS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
     BIASED: tl.constexpr,
     SCALED: tl.constexpr,
     CHAINED: tl.constexpr,
-    LINE: tl.constexpr,
 ):
     """One block of outputs, of one part of the depth: see `Products.multiply`, `Tile` and `Workspace`."""
     block = tl.program_id(0)
     part = tl.program_id(1)
     row = tl.arange(0, ROWS)
     out = block * OUTPUTS + tl.arange(0, OUTPUTS)
-    column = tl.arange(0, DEPTH)
-    live = (row < num_rows)[:, None]
+    column = tl.arange(0, SLICES)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
+    live = row < num_rows
     inside = out < width_out
-    each = tl.cdiv(width_in // DEPTH, PARTS)
-    first = part * each * DEPTH
-    last = tl.minimum(first + each * DEPTH, width_in)
-    weight_row = weight + out.to(tl.int64)[:, None] * width_in
+    step: tl.constexpr = SLICES * DEPTH
+    each = tl.cdiv(width_in // step, PARTS)
+    first = part * each * step
+    last = tl.minimum(first + each * step, width_in)
     up = width_out.to(tl.int64) * width_in
+    norm_at = norm + column
+    gains = column
     if CHAINED:
         tl.extra.cuda.gdc_launch_dependents()
-        _fetch(weight, out, width_in, width_out, first, last, DEPTH, GATED, LINE)
-        tl.extra.cuda.gdc_wait()
-
-    sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    ups = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
-    for at in range(first, last, DEPTH):
-        values = tl.load(rows + row[:, None] * row_stride + at + column[None, :], mask=live, other=0.0)
-        if NORMED:
-            wide = values.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=1)
-            values = (wide * tl.load(norm + at + column).to(tl.float32)[None, :]).to(values.dtype)
-        weights = tl.load(weight_row + at + column[None, :], mask=inside[:, None], other=0.0)
-        sums = tl.dot(values, tl.trans(weights.to(values.dtype)), sums)
+        count = tl.minimum(last - first, FETCHED * step)
+        _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
         if GATED:
-            weights = tl.load(weight_row + up + at + column[None, :], mask=inside[:, None], other=0.0)
-            ups = tl.dot(values, tl.trans(weights.to(values.dtype)), ups)
+            _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
+    # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
+    if NORMED:
+        # The last parts may have no columns.
+        gains = tl.load(norm_at + tl.minimum(first, width_in - step)).to(tl.float32)
+    scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
+    added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
+    if CHAINED:
+        tl.extra.cuda.gdc_wait()
+    cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
+    kept = live[None, :] & inside[:, None]
+    if ADDED:
+        stream = tl.load(residual + cells, mask=kept, other=0.0).to(tl.float32)
+    row_at = rows + row[None, :, None] * row_stride + column
+    weight_at = weight + out.to(tl.int64)[None, :, None] * width_in + column
+    live_rows, real_outputs = live[None, :, None], inside[None, :, None]
+    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, last, step, NORMED, GATED)
 
     whole = True
     if PARTS > 1:
-        cell = row[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
+        cell = tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
         size: tl.constexpr = ROWS * OUTPUTS
         mine = (block * PARTS + part).to(tl.int64)
         tl.store(part_sums + 2 * mine * size + cell, sums)
@@ -145,9 +204,7 @@ def product_kernel(
             sums, ups, squares = _gathered(part_sums, part_squares, block, row, cell, PARTS, GATED, NORMED)
             tl.store(arrived + block, 0)
     if whole:
-        made = _finished(sums, ups, squares, scales, bias, out, inside, width_in, width_out, eps, NORMED, GATED, BIASED, SCALED)
-        cells = row.to(tl.int64)[:, None] * width_out + out[None, :]
-        kept = live & inside[None, :]
+        made = _finished(sums, ups, squares, scale, up_scale, added, up_added, width_in, eps, NORMED, GATED, BIASED, SCALED)
         if ADDED:
-            made += tl.load(residual + cells, mask=kept, other=0.0).to(tl.float32)
+            made += stream
         tl.store(output + cells, made.to(output.dtype.element_ty), mask=kept)

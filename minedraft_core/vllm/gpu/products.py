@@ -12,12 +12,16 @@ import triton
 from minedraft_core.vllm.gpu.product_kernels import product_kernel
 
 MOST_ROWS = 64
-_LEAST_ROWS = 16  # of a product on tensor cores
-_STAGE_BYTES = 24 * 1024
+_LEAST_ROWS = 8  # of the right operand on tensor cores
+_SHALLOWEST = 16  # columns of a slice, likewise
+_SHALLOW_BYTES = 128  # of a row of weights at once: less than 32 for each warp are not copied asynchronously
 _DEEPEST = 256
-_SHALLOWEST = 16
+_FEW_ROWS = 16
+_MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
-_LINE = 128  # bytes of a cache line
+_MOST_STAGES = 6
+_SHARED_BYTES = 96 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
+_AHEAD_BYTES = 64 * 1024  # that the programs of a multiprocessor fetch before their rows are there
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,22 @@ class Norm:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes: so many outputs, read so deep at a time, of one of `parts` of the depth."""
+    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth.
+
+    `fetched`: how many times so many columns a chained program fetches beforehand.
+    """
 
     outputs: int
     depth: int
     parts: int
-    warps: int = 4
     stages: int = 4
+    fetched: int = 1
+    warps: int = 4
+
+    @property
+    def slices(self) -> int:
+        """Into how many the columns are cut, for as many warps."""
+        return min(self.warps, self.depth // _SHALLOWEST)
 
 
 def padded(num_rows: int) -> int:
@@ -62,12 +75,27 @@ def padded(num_rows: int) -> int:
 
 
 def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
-    """A tile of so many rows for weights of so many outputs and inputs: about one program or more for each multiprocessor."""
-    wanted = next((size for size in (64, 32) if triton.cdiv(outputs, size) >= multiprocessors), 16)
-    room = _STAGE_BYTES // (wanted * element_size * (1 + gated) + 2 * rows)
-    at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= max(min(room, _DEEPEST), _SHALLOWEST))
-    parts = multiprocessors // triton.cdiv(outputs, wanted)
-    return Tile(wanted, at_once, max(1, min(parts, _MOST_PARTS, depth // at_once)))
+    """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
+    fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
+    # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
+    least = 2 * multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
+    wanted = next((size for size in fitting if outputs // size >= least), 16)
+    blocks = triton.cdiv(outputs, wanted)
+    shared = _SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors))
+    column = wanted * element_size * (1 + gated) + 2 * rows
+    most = max(min(shared // 3 // column, _DEEPEST), _SHALLOW_BYTES // element_size)
+    at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
+    parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
+    # Normed rows are kept once more.
+    stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
+    return Tile(wanted, at_once, parts, stages, fetched(wanted, at_once, blocks * parts, element_size, multiprocessors, gated=gated))
+
+
+def fetched(
+    outputs: int, depth: int, programs: int, element_size: int, multiprocessors: int, *, gated: bool, ahead: int = _AHEAD_BYTES
+) -> int:
+    """`Tile.fetched` for so many bytes of each multiprocessor: less than the L2 cache holds, since it holds the next kernel's as well."""
+    return triton.cdiv(ahead * multiprocessors, programs * outputs * depth * element_size * (1 + gated))
 
 
 @dataclass(frozen=True)
@@ -150,15 +178,17 @@ class Products:
             0.0 if norm is None else norm.eps,
             ROWS=tile_rows,
             OUTPUTS=cut.outputs,
-            DEPTH=cut.depth,
+            SLICES=cut.slices,
+            DEPTH=cut.depth // cut.slices,
             PARTS=cut.parts,
+            FETCHED=cut.fetched,
+            WARPS=cut.warps,
             NORMED=norm is not None,
             GATED=gated,
             ADDED=residual is not None,
             BIASED=matrix.bias is not None,
             SCALED=matrix.scales is not None,
             CHAINED=self.chained,
-            LINE=_LINE // matrix.weight.element_size(),
             num_warps=cut.warps,
             num_stages=cut.stages,
             launch_pdl=self.chained,
