@@ -81,6 +81,7 @@ def test_requests_go_on_and_the_drafter_comes_back(
 
 @pytest.mark.slow
 def test_a_drafter_that_cannot_load_stops_the_start(tmp_path: os.PathLike[str]) -> None:
-    with pytest.raises(RuntimeError), engine("parallel", draft=tmp_path / "nothing"):
+    # An empty folder is there, but holds no model.
+    with pytest.raises(RuntimeError), engine("parallel", draft=tmp_path):
         pass
     assert draft_processes() == []
