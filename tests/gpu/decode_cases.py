@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from minedraft_core.vllm.gpu import decode as decode_module
 from minedraft_core.vllm.gpu.decode import Heads, Turn, decode
+from minedraft_core.vllm.gpu.decode_kernels import decode_kernel
 
 SHAPES = ((9, 3, 64), (16, 8, 128), (32, 4, 128), (4, 4, 16))
 PAGE = 16
@@ -111,7 +111,7 @@ def compile_decode(capability: int) -> list[int]:
     )
     pointers |= dict.fromkeys(("angles", "query_norm", "key_norm"), "*bf16") | {"slots": "*i64", "positions": "*i64"}
     pointers |= {"part_sums": "*fp32", "part_stats": "*fp32", "scale": "fp32", "eps": "fp32"}
-    kernel, sizes = decode_module._decode_kernel, []
+    kernel, sizes = decode_kernel, []
     for num_heads, num_kv_heads, size in SHAPES:
         heads = Heads(num_heads, num_kv_heads, size, 132)
         for num_reqs, queries, turned in ((8, 1, False), (64, 2, False), (8, 1, True), (32, 2, True)):

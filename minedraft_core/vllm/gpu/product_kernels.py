@@ -180,6 +180,7 @@ def product_kernel(
         tl.extra.cuda.gdc_wait()
     cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
     kept = live[None, :] & inside[:, None]
+    stream = tl.zeros([1, 1], tl.float32)
     if ADDED:
         stream = tl.load(residual + cells, mask=kept, other=0.0).to(tl.float32)
     row_at = rows + row[None, :, None] * row_stride + column
