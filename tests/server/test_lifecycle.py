@@ -135,6 +135,21 @@ async def test_an_address_in_use_is_said_at_once() -> None:
             bind(Settings(port=port))
 
 
+async def test_nothing_that_is_sent_waits_for_the_client() -> None:
+    undelayed = asyncio.get_running_loop().create_future()
+
+    async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        undelayed.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bind(Settings(port=0)) as sock:
+        async with await asyncio.start_server(look, sock=sock):
+            _, writer = await asyncio.open_connection(*sock.getsockname())
+            assert await undelayed
+            writer.close()
+            await writer.wait_closed()
+
+
 async def test_an_unknown_host() -> None:
     with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:1.*--host"):
         bind(Settings(host="no.such.host.invalid", port=1))
