@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_locusts_own_tables_agree_too(watched: Watched) -> None:
         values = [value * 1000 for value in seconds if value is not None]
         assert int(row["Request Count"]) == len(values) == len(watched.trace)
         assert float(row["Average Response Time"]) == pytest.approx(np.mean(values), rel=0.001)
-        assert float(row["100%"]) == pytest.approx(max(values), rel=0.006)
+        # Three digits are kept, of which Locust writes the whole milliseconds.
+        near = partial(pytest.approx, rel=0.006, abs=1.0)
+        assert float(row["100%"]) == near(max(values))
         # Locust takes a value that was measured, others what lies between two.
-        assert any(float(row["50%"]) == pytest.approx(value, rel=0.006) for value in values)
-        assert min(values) <= 1.006 * float(row["50%"]) <= 1.012 * np.percentile(values, 75)
+        assert any(float(row["50%"]) == near(value) for value in values)
+        assert min(values) - 1 <= float(row["50%"]) <= 1.006 * np.percentile(values, 75)
