@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minedraft_core.vllm.gpu.decode import Heads, Turn, decode
+from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.decode_kernels import decode_kernel
 
 SHAPES = ((9, 3, 64), (16, 8, 128), (32, 4, 128), (4, 4, 16))
@@ -24,15 +24,12 @@ def turned_reference(states: torch.Tensor, norm: torch.Tensor | None, turn: Turn
 
 
 def decode_reference(
-    heads: Heads,
+    step: DraftStep,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     cache: torch.Tensor,
     output: torch.Tensor,
-    table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slots: torch.Tensor,
     scale: float,
     turn: Turn | None = None,
 ) -> None:
@@ -40,18 +37,18 @@ def decode_reference(
     if turn is not None:
         norms = turn.norms or (None, None)
         query, key = (turned_reference(states, norm, turn) for states, norm in zip((query, key), norms, strict=True))
-    num_reqs, page, size = seq_lens.shape[0], cache.shape[2], heads.head_size
+    heads, num_reqs, page, size = step.heads, step.seq_lens.shape[0], cache.shape[2], step.heads.head_size
     queries = query.shape[0] // num_reqs
     for token in range(query.shape[0]):
-        slot = int(slots[token])
+        slot = int(step.slots[token])
         if slot >= 0:
             cache[slot // page, :, slot % page, :size] = key[token]
             cache[slot // page, :, slot % page, size:] = value[token]
     group = heads.num_heads // heads.num_kv_heads
     for request in range(num_reqs):
-        past = max(0, int(seq_lens[request]) - queries)
+        past = max(0, int(step.seq_lens[request]) - queries)
         at = torch.arange(past, device=cache.device)
-        context = cache[table[request, at // page].long(), :, at % page].float()
+        context = cache[step.table[request, at // page].long(), :, at % page].float()
         for new in range(queries):
             token = request * queries + new
             mine = slice(request * queries, token + 1)
@@ -91,9 +88,9 @@ def compare_decode(device: str, dtype: torch.dtype, seed: int, lengths: tuple[in
             turns = (None, Turn(*turned, None, 1e-6, chained=False), Turn(*turned, norms, 1e-6, chained=device != "cpu"))
             for turn in turns[: 3 if multiprocessors > 1 else 1]:
                 caches, outputs = [cache.clone(), cache.clone()], [torch.zeros_like(query) for _ in range(2)]
-                common = (table, seq_lens, slots.flatten(), size**-0.5, turn)
-                decode(heads, scratch, query, key, value, caches[0], outputs[0], *common)
-                decode_reference(heads, query, key, value, caches[1], outputs[1], *common)
+                step = DraftStep(heads, scratch, table, seq_lens, slots.flatten())
+                decode(step, query, key, value, caches[0], outputs[0], size**-0.5, turn)
+                decode_reference(step, query, key, value, caches[1], outputs[1], size**-0.5, turn)
                 exact = 0 if turn is None else tolerance
                 torch.testing.assert_close(caches[0], caches[1], rtol=exact, atol=exact)
                 torch.testing.assert_close(outputs[0], outputs[1], rtol=tolerance, atol=tolerance)

@@ -20,7 +20,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader import get_model
@@ -42,6 +41,7 @@ from minedraft_core.vllm.gpu.eagle.engine import EagleEngine
 from minedraft_core.vllm.gpu.eagle.model import EagleModel, head_config
 from minedraft_core.vllm.gpu.eagle.speculator import EagleSpeculator
 from minedraft_core.vllm.gpu.engine import RING
+from tests.gpu.alone import stand_alone
 from tests.gpu.eagle_reference import ReferenceHead, ReferenceTarget
 from tests.gpu.heads import write_head, write_target
 
@@ -270,9 +270,8 @@ def build(folder: Path, method: str) -> World:
         speculative_config={**draft_model_speculation(pipeline), "draft_sample_method": "greedy"},
     ).create_engine_config()
     _set_torch_accelerator_to_noop()
+    stand_alone(config, folder)
     with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{folder / 'rendezvous'}", 0, backend="gloo")
-        initialize_model_parallel(1, 1)
         ends = target_ends(get_model(vllm_config=config), config, CPU)
     assert ends is not None
     own = head_config(config, CPU, DrafterConfig())

@@ -16,8 +16,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen3Config
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
 from minedraft_core.vllm.gpu.decode import Heads
@@ -25,6 +24,7 @@ from minedraft_core.vllm.gpu.engine import DraftEngine, Shape
 from minedraft_core.vllm.gpu.fused import FusedModel
 from minedraft_core.vllm.gpu.kernels import HEADER
 from minedraft_core.vllm.gpu.layers import read_layers
+from tests.gpu.alone import stand_alone
 from tests.gpu.layer_numbers import CPU, SIZES, load, vllm_config
 
 K, PAGE, COLUMNS, LONGEST = 3, 16, 2, 24
@@ -89,9 +89,7 @@ def main() -> None:
         folder = Path(root) / "model"
         reference.save_pretrained(folder)
         config = vllm_config(folder)
-        with set_current_vllm_config(config):
-            init_distributed_environment(1, 0, f"file://{Path(root) / 'rendezvous'}", 0, backend="gloo")
-            initialize_model_parallel(1, 1)
+        stand_alone(config, Path(root))
         model = load(config, reference, eight=False)
         model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
         engine = CpuEngine(CpuModel(config, model))

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from minedraft_core.vllm.gpu.decode import Heads
-from minedraft_core.vllm.gpu.layers import Step, read_layers
+from minedraft_core.vllm.gpu.decode import DraftStep, Heads
+from minedraft_core.vllm.gpu.layers import read_layers
 from minedraft_core.vllm.gpu.weights import EightBitLinear
+from tests.gpu.alone import stand_alone
 
 CPU = torch.device("cpu")
 PAGE, COLUMNS, VOCAB = 16, 3, 80
@@ -95,8 +95,9 @@ def states_of(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
             [text[done : done + count] if len(text) >= done + count else torch.zeros(count, dtype=torch.long) for text in texts]
         )
         slots = torch.where(inside, table.gather(1, positions // PAGE) * PAGE + positions % PAGE, -1)
-        step = Step(positions.flatten(), table, torch.full((len(texts),), done + count, dtype=torch.int32), slots.flatten().long())
-        states = layers.run(model.embed_input_ids(ids.flatten()).clone(), step, scratch, workspace)
+        seq_lens = torch.full((len(texts),), done + count, dtype=torch.int32)
+        step = DraftStep(heads, scratch, table, seq_lens, slots.flatten().long())
+        states = layers.run(model.embed_input_ids(ids.flatten()).clone(), positions.flatten(), step, workspace)
         states = model.model.norm.forward_native(states).view(len(texts), count, -1)
         for request, text in enumerate(texts):
             if len(text) >= done + count:
@@ -118,9 +119,7 @@ def main() -> None:
             reference.save_pretrained(folder)
             config = vllm_config(folder)
             if not started:
-                with set_current_vllm_config(config):
-                    init_distributed_environment(1, 0, f"file://{folder / 'rendezvous'}", 0, backend="gloo")
-                    initialize_model_parallel(1, 1)
+                stand_alone(config, folder)
                 started = True
             for eight in weights:
                 found = states_of(load(vllm_config(folder), reference, eight=eight), texts)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend, FlashAttentionImpl
 from vllm.v1.attention.backends.registry import register_backend
 
-from minedraft_core.vllm.gpu.decode import Heads, Scratch, decode
+from minedraft_core.vllm.gpu.decode import DraftStep, decode
 
 NAME = "MINEDRAFT_DRAFTER"
-
-
-@dataclass(frozen=True)
-class DraftStep:
-    """Attention metadata of a draft step: one or two new tokens a request.
-
-    table int32 [requests, blocks], seq_lens int32 [requests] with the new tokens, slots int64 [tokens]; all on the drafter's device.
-    """
-
-    heads: Heads
-    scratch: Scratch
-    table: torch.Tensor
-    seq_lens: torch.Tensor
-    slots: torch.Tensor
 
 
 class DraftAttention(FlashAttentionImpl):
@@ -45,8 +30,7 @@ class DraftAttention(FlashAttentionImpl):
     ) -> torch.Tensor:
         """Attend into `output`, [tokens, heads, head], after writing the KV of the new tokens."""
         if isinstance(attn_metadata, DraftStep):
-            step = attn_metadata
-            decode(step.heads, step.scratch, query, key, value, kv_cache, output, step.table, step.seq_lens, step.slots, self.scale)
+            decode(attn_metadata, query, key, value, kv_cache, output, self.scale)
             return output
         if attn_metadata is not None:
             self.do_kv_cache_update(layer, key, value, kv_cache, attn_metadata.slot_mapping)

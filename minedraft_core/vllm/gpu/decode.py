@@ -95,27 +95,37 @@ class Heads:
         )
 
 
+@dataclass(frozen=True)
+class DraftStep:
+    """Where the tokens of a draft step are, one or two new ones a request, the same number for all; vLLM's attention metadata of it.
+
+    table int32 [requests, blocks], seq_lens int32 [requests] with the new tokens, slots int64 [tokens], negative where nothing may be
+    written; all on the drafter's device.
+    """
+
+    heads: Heads
+    scratch: Scratch
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    slots: torch.Tensor
+
+
 def decode(
-    heads: Heads,
-    scratch: Scratch,
+    step: DraftStep,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     cache: torch.Tensor,
     output: torch.Tensor,
-    table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    slots: torch.Tensor,
     scale: float,
     turn: Turn | None = None,
 ) -> None:
-    """Write the KV of the new tokens and attend causally. The same number of new tokens, 1 or 2, for every request.
+    """Write the KV of the new tokens and attend causally.
 
     query [tokens, heads, head], key and value [tokens, KV heads, head], output like query; heads of a token are contiguous. cache
-    [blocks, KV heads, block, 2 head], keys before values. table int32 [requests, blocks], seq_lens int32 [requests] with the new tokens,
-    slots int64 [tokens], negative where nothing may be written.
+    [blocks, KV heads, block, 2 head], keys before values.
     """
-    num_reqs = seq_lens.shape[0]
+    heads, scratch, num_reqs = step.heads, step.scratch, step.seq_lens.shape[0]
     query_norm, key_norm = (query, key) if turn is None or turn.norms is None else turn.norms
     decode_kernel[(num_reqs, heads.num_kv_heads, heads.parts(num_reqs))](
         query,
@@ -123,13 +133,13 @@ def decode(
         value,
         cache,
         output,
-        table,
-        seq_lens,
-        slots,
+        step.table,
+        step.seq_lens,
+        step.slots,
         scratch.sums,
         scratch.stats,
         scratch.arrived,
-        slots if turn is None else turn.positions,
+        step.slots if turn is None else turn.positions,
         query if turn is None else turn.angles,
         query_norm,
         key_norm,
@@ -142,7 +152,7 @@ def decode(
         cache.stride(0),
         cache.stride(1),
         cache.stride(2),
-        table.stride(0),
+        step.table.stride(0),
         **heads.constants(num_reqs, query.shape[0] // num_reqs, cache.shape[2]),
         TURNED=turn is not None,
         NORMED=turn is not None and turn.norms is not None,

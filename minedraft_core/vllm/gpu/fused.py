@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import GroupCoordinator
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
 
 from minedraft_core.config import ConfigError
-from minedraft_core.vllm.gpu.layers import Step, UnsupportedError, read_layers
+from minedraft_core.vllm.gpu.decode import DraftStep
+from minedraft_core.vllm.gpu.layers import UnsupportedError, read_layers
 from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.products import MOST_ROWS
 from minedraft_core.vllm.gpu.weights import EightBits
@@ -40,22 +42,8 @@ class FusedModel(DraftModel):
         super().bind_cache(num_blocks, block_size, max_num_reqs)
         self._workspace = self._stack.workspace()
 
-    def _run(
-        self,
-        inputs: dict[str, torch.Tensor],
-        slots: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        table: torch.Tensor,
-        max_query_len: int,
-        max_seq_len: int,
-        *,
-        planned: bool,
-    ) -> Any:
-        if not planned or max_query_len > self.most_fused or len(slots) > MOST_ROWS:
-            return super()._run(inputs, slots, query_start_loc, seq_lens, table, max_query_len, max_seq_len, planned=planned)
-        assert self._fused is not None
-        step = Step(inputs["positions"], table, seq_lens, slots)
-        with self._environment():
-            states = self._stack.run(self._model.embed_input_ids(inputs["input_ids"]), step, self._fused[1], self._workspace)
-            return self._model.model.norm(states)
+    def _forward(self, inputs: dict[str, torch.Tensor], metadata: DraftStep | FlashAttentionMetadata) -> Any:
+        if not isinstance(metadata, DraftStep) or len(metadata.slots) > MOST_ROWS:
+            return super()._forward(inputs, metadata)
+        states = self._stack.run(self._model.embed_input_ids(inputs["input_ids"]), inputs["positions"], metadata, self._workspace)
+        return self._model.model.norm(states)

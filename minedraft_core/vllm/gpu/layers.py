@@ -19,7 +19,7 @@ from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
-from minedraft_core.vllm.gpu.decode import Heads, Scratch, Turn, decode
+from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Workspace
 from minedraft_core.vllm.gpu.weights import EightBitLinear
 
@@ -51,22 +51,11 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Where the tokens of a draft step are, as in `decode`: one or two for each request, positions int64 [tokens]."""
-
-    positions: torch.Tensor
-    table: torch.Tensor
-    seq_lens: torch.Tensor
-    slots: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Layers:
     """All layers of a model; `angles` as in `Turn`."""
 
     layers: tuple[Layer, ...]
     angles: torch.Tensor
-    heads: Heads
     products: Products
 
     def workspace(self) -> Workspace:
@@ -74,18 +63,19 @@ class Layers:
         matrices = [pair for layer in self.layers for pair in layer.matrices]
         return self.products.workspace(matrices, self.angles.device)
 
-    def run(self, states: torch.Tensor, step: Step, scratch: Scratch, workspace: Workspace) -> torch.Tensor:
-        """Run embedded tokens [tokens, hidden] through the layers and write their KV: the residual stream, in the same tensor."""
-        heads, multiply = self.heads, self.products.multiply
+    def run(self, states: torch.Tensor, positions: torch.Tensor, step: DraftStep, workspace: Workspace) -> torch.Tensor:
+        """Run embedded tokens [tokens, hidden] at positions int64 [tokens] through the layers and write their KV.
+
+        Returns the residual stream, in the same tensor.
+        """
+        heads, multiply = step.heads, self.products.multiply
         counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
         for layer in self.layers:
-            turn = Turn(step.positions, self.angles, layer.norms, layer.head_eps, self.products.chained)
+            turn = Turn(positions, self.angles, layer.norms, layer.head_eps, self.products.chained)
             joined = multiply(states, layer.qkv, workspace, layer.before_attention).unflatten(1, (-1, heads.head_size))
             query, key, value = joined.split(counts, dim=1)
             attended = torch.empty_like(query, memory_format=torch.contiguous_format)
-            cache = layer.attention.kv_cache
-            scale = layer.attention.impl.scale
-            decode(heads, scratch, query, key, value, cache, attended, step.table, step.seq_lens, step.slots, scale, turn)
+            decode(step, query, key, value, layer.attention.kv_cache, attended, layer.attention.impl.scale, turn)
             multiply(attended.flatten(1), layer.output, workspace, residual=states)
             widened = multiply(states, layer.gate_up, workspace, layer.before_mlp, gated=True)
             multiply(widened, layer.down, workspace, residual=states)
@@ -103,7 +93,7 @@ def read_layers(model: nn.Module, heads: Heads, *, chained: bool) -> Layers:
         raise UnsupportedError("turns its heads in another way than by whole halves")
     weight = decoder.norm.weight
     angles = rotary.cos_sin_cache.to(weight.device, weight.dtype).contiguous()
-    return Layers(tuple(_layer(layer) for layer in decoder.layers), angles, heads, Products(heads.multiprocessors, chained))
+    return Layers(tuple(_layer(layer) for layer in decoder.layers), angles, Products(heads.multiprocessors, chained))
 
 
 def _layer(layer: Any) -> Layer:

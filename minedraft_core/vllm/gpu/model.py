@@ -23,8 +23,8 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from minedraft_core.config import ConfigError, DrafterConfig
 from minedraft_core.vllm.additional import AdditionalConfig
-from minedraft_core.vllm.gpu.attention import NAME, DraftAttention, DraftStep
-from minedraft_core.vllm.gpu.decode import MAX_QUERIES, Heads
+from minedraft_core.vllm.gpu.attention import NAME, DraftAttention
+from minedraft_core.vllm.gpu.decode import MAX_QUERIES, DraftStep, Heads
 from minedraft_core.vllm.gpu.layout import Reserve
 from minedraft_core.vllm.gpu.weights import EightBits
 
@@ -225,7 +225,11 @@ class DraftModel:
             self._environment(),
             set_forward_context(by_layer, self.config, num_tokens=num_tokens, slot_mapping=dict.fromkeys(self._layers, slots)),
         ):
-            return self._model(**inputs)
+            return self._forward(inputs, metadata)
+
+    def _forward(self, inputs: dict[str, torch.Tensor], metadata: DraftStep | FlashAttentionMetadata) -> Any:
+        """Run the layers on tokens whose attention is arranged."""
+        return self._model(**inputs)
 
     def _plan(self, query_start_loc: torch.Tensor, seq_lens: torch.Tensor, max_query_len: int, max_seq_len: int) -> torch.Tensor | None:
         if not self._splits:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
 from tests.gpu.check.findings import attempt, figure, say
+from tests.gpu.check.replay import replayed
 
 REPEATS = 40
 CONTEXT, PAGE, MAX_LEN = 256, 16, 2048
@@ -37,11 +39,10 @@ def stage_step(arguments) -> None:
 
 def _config(shape: str, k: int, most: int):
     """vLLM's configuration of a target and a drafter of the same shape, with dummy weights."""
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from minedraft_core.vllm.args import draft_model_speculation
+    from tests.gpu.alone import stand_alone
 
     speculative = MineDraftConfig(model=shape, num_speculative_tokens=k)
     config = AsyncEngineArgs(
@@ -52,9 +53,7 @@ def _config(shape: str, k: int, most: int):
         max_num_seqs=most,
         speculative_config=draft_model_speculation(PipelineConfig(speculative=speculative)),
     ).create_engine_config()
-    with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{tempfile.mkdtemp()}/rendezvous", 0, backend="nccl")
-        initialize_model_parallel(1, 1)
+    stand_alone(config, Path(tempfile.mkdtemp()), "nccl")
     return config
 
 
@@ -89,17 +88,8 @@ def _replayed(engine, rows: int) -> float:
     """Microseconds of one draft."""
     import torch
 
-    graph = engine._graphs[engine.bucket(rows), False]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(engine._stream):
-        for _ in range(5):
-            graph.replay()
-        begin.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / REPEATS
+        return replayed(engine._graphs[engine.bucket(rows), False], REPEATS, 5)
 
 
 def _kernels(engine, rows: int) -> list[tuple[str, int, float]]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 
-from minedraft_core.vllm.gpu.decode import Heads, Turn, decode
+from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, fetched, padded
 from minedraft_core.vllm.gpu.weights import eight_bits
 from tests.gpu.check.findings import attempt, figure, say
+from tests.gpu.check.replay import replayed
 
 OUTPUTS, DEPTHS, PARTS, STAGES, WARPS = (16, 32, 64), (128, 256, 512), (1, 2, 4), (3, 4, 6), (4, 8)
 AHEAD = tuple(kilobytes * 1024 for kilobytes in (0, 16, 32, 128, 256))  # that a multiprocessor fetches beforehand
@@ -173,7 +174,7 @@ def _timed(shaped: Shaped, matrices: list[Matrix], pool: ProcessPoolExecutor, cu
                 shaped.multiply(cut, matrix, workspace)
         found[cut] = (graph, workspace)
     torch.cuda.synchronize()
-    return {cut: _replayed(graph) for cut, (graph, _) in found.items()}
+    return {cut: replayed(graph, REPEATS, 1) / COPIES for cut, (graph, _) in found.items()}
 
 
 def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
@@ -196,29 +197,18 @@ def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
     ways = [replace(plain, block=block, shortest=shortest, warps=warps, stages=stages) for block, shortest, warps, stages in ATTENTION]
     found = {}
     for heads in dict.fromkeys([plain, *ways]):
-        scratch = heads.scratch(rows, device)
-        run = partial(_attend, heads, scratch, query, key, value, caches, output, table, seq_lens, slots, 1.0, turn)
+        step = DraftStep(heads, heads.scratch(rows, device), table, seq_lens, slots)
+        run = partial(_attend, step, query, key, value, caches, output, 1.0, turn)
         run()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        found[heads] = _replayed(graph)
+        found[heads] = replayed(graph, REPEATS, 1) / COPIES
     for heads in (plain, *sorted(found, key=found.__getitem__)[:4]):
         say(None, f"attention, {rows} requests of {CONTEXT} tokens: {found[heads]:.2f} us with {heads}")
     figure(product="attention", rows=rows, chosen=str(plain), us={str(heads): took for heads, took in found.items()})
 
 
-def _attend(heads, scratch, query, key, value, caches, *others) -> None:
+def _attend(step, query, key, value, caches, *others) -> None:
     for cache in caches:
-        decode(heads, scratch, query, key, value, cache, *others)
-
-
-def _replayed(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    begin.record()
-    for _ in range(REPEATS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / REPEATS / COPIES
+        decode(step, query, key, value, cache, *others)
