@@ -17,13 +17,13 @@ from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, fetched, padded
 from minedraft_core.vllm.gpu.weights import eight_bits
 from tests.gpu.check.findings import attempt, figure, say
-from tests.gpu.check.replay import replayed
+from tests.gpu.check.replay import fastest
 
 OUTPUTS, DEPTHS, PARTS, STAGES, WARPS = (16, 32, 64), (128, 256, 512), (1, 2, 4), (3, 4, 6), (4, 8)
 AHEAD = tuple(kilobytes * 1024 for kilobytes in (0, 16, 32, 128, 256))  # that a multiprocessor fetches beforehand
 SHARED = range(24 * 1024, 200 * 1024)  # bytes of shared memory that a tile may take
 MOST_SUMS = 2048
-COPIES, REPEATS = 16, 10  # of a matrix, so that none is found in the L2 cache; of their products
+COPIES, REPEATS = 16, 20  # of a matrix, so that none is found in the L2 cache; of their products
 COMPILERS = 12
 CONTEXT, PAGE = 256, 16
 ATTENTION = tuple(product((64, 128), (64, 128, 256), (4, 8), (3,)))  # tokens at a time and of a part at least, warps, stages
@@ -174,7 +174,7 @@ def _timed(shaped: Shaped, matrices: list[Matrix], pool: ProcessPoolExecutor, cu
                 shaped.multiply(cut, matrix, workspace)
         found[cut] = (graph, workspace)
     torch.cuda.synchronize()
-    return {cut: replayed(graph, REPEATS, 1) / COPIES for cut, (graph, _) in found.items()}
+    return {cut: fastest(graph, REPEATS, 2) / COPIES for cut, (graph, _) in found.items()}
 
 
 def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
@@ -203,7 +203,7 @@ def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
-        found[heads] = replayed(graph, REPEATS, 1) / COPIES
+        found[heads] = fastest(graph, REPEATS, 2) / COPIES
     for heads in (plain, *sorted(found, key=found.__getitem__)[:4]):
         say(None, f"attention, {rows} requests of {CONTEXT} tokens: {found[heads]:.2f} us with {heads}")
     figure(product="attention", rows=rows, chosen=str(plain), us={str(heads): took for heads, took in found.items()})
