@@ -72,7 +72,7 @@ def law(generator: random.Random, mode: str, bent: str) -> list[int]:
     return tokens
 
 
-def sampled(monkeypatch: pytest.MonkeyPatch, *, bent: str = "", broken: str = "") -> list[dict]:
+def sampled(monkeypatch: pytest.MonkeyPatch, *, bent: str = "", broken: str = "", alike: bool = False) -> list[dict]:
     """The findings of the stage, with the law of one mode bent or one mode's engine broken."""
     left, generator = list(MODES), random.Random(5)
 
@@ -86,6 +86,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch, *, bent: str = "", broken: str = ""
         if running.mode == broken:
             raise RuntimeError("broke")
         counts = [ask.params.get("n", 1) for ask in asks]
+        if alike:
+            generator.seed(5)
         return [
             SimpleNamespace(outputs=[SimpleNamespace(token_ids=law(generator, running.mode, bent)) for _ in range(count)])
             for count in counts
@@ -102,6 +104,11 @@ def test_one_law_in_all_modes_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(line["good"], line["text"].split(":")[0]) for line in found] == [(True, mode) for mode in MODES[1:]]
     assert len(FINDINGS.figures) == 4 * 2 * len(sampling.PROMPTS) * len(sampling.PLACES)
     assert sum(one["p_value"] < 0.05 for one in FINDINGS.figures) < 0.12 * len(FINDINGS.figures)
+
+
+def test_samples_that_are_one_another_s_copies_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sampled(monkeypatch, alike=True)
+    assert [line["good"] for line in found] == [False] * 4
 
 
 def test_a_bent_law_is_found_in_its_mode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
