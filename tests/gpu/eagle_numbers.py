@@ -32,6 +32,7 @@ from vllm.v1.worker.worker_base import get_current_attn_backends, get_supported_
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.args import draft_model_speculation
+from minedraft_core.vllm.gpu import engine as draft_engine
 from minedraft_core.vllm.gpu import kernels, speculator
 from minedraft_core.vllm.gpu.eagle import engine as eagle_engine
 from minedraft_core.vllm.gpu.eagle import kernels as eagle_kernels
@@ -108,12 +109,13 @@ class CpuEngine(EagleEngine):
         self._logits, self._scored = None, False
         self._ready = [None] * RING
 
-    def start(self, job: Any, prompt: Any, *, drafts: bool) -> None:
+    def start(self, job: Any, prompt: Any, *, drafts: int) -> None:
         self._fetch(job.slot, REQUESTS)
         if prompt is not None:
             self._run_prompt(prompt, job.num_reqs)
         if drafts:
-            self._draft(REQUESTS, sampled=False)
+            for step in range(drafts):
+                self._step(step, REQUESTS, sampled=False)
             self._landing[job.slot].copy_(self._drafts)
 
     def bucket(self, num_reqs: int) -> int:
@@ -246,7 +248,7 @@ def on_cpu() -> Iterator[None]:
         patch.object(speculator, "pack", kernels.pack_reference),
         patch.object(eagle_speculator, "carry", eagle_kernels.carry_reference),
         patch.object(eagle_engine, "first_rows", eagle_kernels.first_rows_reference),
-        patch.object(eagle_engine, "next_inputs", kernels.next_inputs_reference),
+        patch.object(draft_engine, "next_inputs", kernels.next_inputs_reference),
     ):
         yield
 

@@ -75,7 +75,8 @@ class CpuEngine(DraftEngine):
             if valid:
                 self._pack[row, :4] = torch.tensor([*text[-2:], len(text) - 1, 1])
                 self._pack[row, HEADER : HEADER + COLUMNS] = table[row]
-        self._draft(self.bucket(len(texts)), sampled=False)
+        for step in range(self._shape.num_drafts):
+            self._step(step, self.bucket(len(texts)), sampled=False)
         return self._drafts.tolist()
 
 

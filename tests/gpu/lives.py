@@ -42,6 +42,7 @@ class World:
 
     def __init__(self, wrong_every: int = 4, room: int | None = None) -> None:
         self._wrong_every = wrong_every
+        self.width = K  # tokens that are drafted
         self.starts = integers(SLOTS + 1)
         self.scores = torch.zeros(SLOTS, K)
         self.tetris = None if room is None else DeviceTetris(self.scores, self.starts, Room(room, 1), 1 << 20)
@@ -110,7 +111,7 @@ class World:
         drafts = self._respond(ran)[: len(names)]
         for row, name in enumerate(names):
             context = self.text(name)
-            for draft in drafts[row].tolist() if num_sampled[row] else []:
+            for draft in drafts[row, : self.width].tolist() if num_sampled[row] else []:
                 assert draft == self.guess(context), name
                 context.append(draft)
         self.jobs.append((set(names), slots, drafts))
@@ -169,7 +170,7 @@ class World:
 
     def _draft(self, packed: torch.Tensor) -> torch.Tensor:
         drafts = integers(BUCKET, K, dtype=torch.int64)
-        for step in range(K):
+        for step in range(self.width):
             rows = BUCKET if step else 2 * BUCKET
             ids, positions = integers(rows), integers(rows, dtype=torch.int64)
             slots, seq_lens = integers(rows, dtype=torch.int64), integers(BUCKET)
@@ -215,8 +216,14 @@ def lives(world: World) -> None:
     world.add("d", 2, prompts["d"], list(range(61, 81)), cached=2)
     world.remember("d", prompts["d"][:2])
     assert world.step(a=(1, K), d=(1, K))["d"] == 1
+    # For a while fewer tokens are drafted.
+    world.width = 1
     world.step(d=(1, K), b=(1, K))
+    world.step(d=(1, 1), b=(1, 1))
+    world.width = K
+    world.step(d=(1, 1), b=(1, 1))
     world.step(d=(1, K), a=(1, K))
+    world.step(b=(1, K))
     for name, prompt in prompts.items():
         got = world.text(name)
         wanted = list(prompt)

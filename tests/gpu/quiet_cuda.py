@@ -71,3 +71,27 @@ def quieten(monkeypatch: pytest.MonkeyPatch) -> None:
         lookahead, "take", lambda words, tokens, late, number, _patience: word_kernels.take_reference(words, tokens, late, number)
     )
     monkeypatch.setattr(lookahead, "certain_where_late", word_kernels.certain_where_late_reference)
+
+
+class TableModel:
+    """A model whose logits depend on the last token alone, by a table [vocabulary, vocabulary]."""
+
+    device, building = torch.device("cpu"), nullcontext
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+        self.vocab_size = table.shape[0]
+
+    def bind_cache(self, num_blocks: int, block_size: int, max_num_reqs: int) -> None:
+        pass
+
+    def hidden(self, ids: torch.Tensor, *_inputs: Any, planned: bool) -> torch.Tensor:
+        return ids[:, None].float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._table[hidden[:, 0].long()]
+
+
+def counting(vocabulary: int = 50) -> TableModel:
+    """The token after t is t + 1."""
+    return TableModel(torch.eye(vocabulary).roll(1, dims=1))

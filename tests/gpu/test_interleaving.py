@@ -243,7 +243,7 @@ class Target:
             main.ops.append(lambda: self._verify(landed))
         rows = self._engine.rows(job.slot, job.num_reqs)
         main.ops.append(lambda: self._pack(rows, slots))
-        self._engine.start(job, None, drafts=True)
+        self._engine.start(job, None, drafts=K)
         return job
 
     def _accept(self, job: DraftJob, tokens: torch.Tensor) -> None:

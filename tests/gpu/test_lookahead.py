@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from minedraft_core.vllm.gpu.jobs import DraftJob
 from minedraft_core.vllm.gpu.kernels import row_width
 from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
 from minedraft_core.vllm.gpu.timing import JobTicket
-from tests.gpu.quiet_cuda import quieten
+from tests.gpu.quiet_cuda import TableModel, counting, quieten
 
 CPU = torch.device("cpu")
 K, BLOCK, MAX_LEN = 3, 16, 512
@@ -56,34 +55,10 @@ class Engine(LookaheadEngine):
         self.published.append((self._landing[job.slot, : job.num_reqs, 0] > 0).tolist())
 
 
-class TableModel:
-    """A model whose logits depend on the last token alone, by a table [vocabulary, vocabulary]."""
-
-    device, building = CPU, nullcontext
-
-    def __init__(self, table: torch.Tensor) -> None:
-        self._table = table
-        self.vocab_size = table.shape[0]
-
-    def bind_cache(self, num_blocks: int, block_size: int, max_num_reqs: int) -> None:
-        pass
-
-    def hidden(self, ids: torch.Tensor, *_inputs: Any, planned: bool) -> torch.Tensor:
-        return ids[:, None].float()
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._table[hidden[:, 0].long()]
-
-
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     quieten(monkeypatch)
     monkeypatch.setattr(pearl, "mark", mark_reference)
-
-
-def counting(vocabulary: int = 50) -> TableModel:
-    """The token after t is t + 1."""
-    return TableModel(torch.eye(vocabulary).roll(1, dims=1))
 
 
 def made(model: TableModel, slots: int, *, logits: torch.Tensor | None = None) -> Engine:
@@ -106,7 +81,7 @@ def order(engine: Engine, number: int, rows: dict[int, tuple[int, int, int, bool
         packed[row, MARK] = slot + 1 if follows else -slot - 1
         packed.view(torch.float32)[row, 4] = float(sampled)
         packed.view(torch.int64)[row, 3] = slot
-    engine.start(job, None, drafts=True)
+    engine.start(job, None, drafts=K)
     return job
 
 

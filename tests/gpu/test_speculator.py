@@ -28,7 +28,7 @@ class RuleEngine:
     def __init__(self, fail_at: int | None = None, fail_landing: int | None = None) -> None:
         self.fail_landing = fail_landing
         self.copied: list[tuple[int, int]] = []
-        self.started: list[tuple[DraftJob, Any, bool]] = []
+        self.started: list[tuple[DraftJob, Any, int]] = []
         self.abandoned = False
         self.fail_at = fail_at
         self._rows = torch.zeros(4, SLOTS, kernels.row_width(COLUMNS), dtype=torch.int32)
@@ -43,7 +43,7 @@ class RuleEngine:
     def rows(self, slot: int, num_reqs: int) -> torch.Tensor:
         return self._rows[slot]
 
-    def start(self, job: DraftJob, prompt: Any, *, drafts: bool) -> None:
+    def start(self, job: DraftJob, prompt: Any, *, drafts: int) -> None:
         if job.number == self.fail_at:
             raise RuntimeError("broke")
         self.started.append((job, prompt, drafts))
@@ -196,15 +196,16 @@ def test_prompts_travel_with_their_batch_and_chunks_are_not_drafted_for() -> Non
     propose(proposer, [2], prompt=True, chunk=True)
     propose(proposer, [0, 1])
     prompts = [(prompt is not None, drafts) for _, prompt, drafts in engine.started]
-    assert prompts == [(True, True), (True, False), (False, True)]
+    assert prompts == [(True, K), (True, 0), (False, K)]
 
 
-def test_without_drafts_only_prompts_run() -> None:
+def test_as_many_are_drafted_as_are_scheduled_and_without_drafts_only_prompts_run() -> None:
     engine = RuleEngine()
     proposer = made(engine)
     propose(proposer, [0], num_speculative_tokens=0)
     propose(proposer, [1], prompt=True, num_speculative_tokens=0)
-    assert [drafts for _, _, drafts in engine.started] == [False]
+    propose(proposer, [0], num_speculative_tokens=1)
+    assert [drafts for _, _, drafts in engine.started] == [0, 1]
 
 
 def test_dummy_runs_and_the_time_before_the_graphs_start_nothing() -> None:

@@ -1,8 +1,9 @@
-"""The draft engine: the drafter's stream, its buffers on both devices, and one CUDA graph for each batch size and way of choosing tokens.
+"""The draft engine: the drafter's stream, its buffers on both devices, and CUDA graphs for each batch size and way of choosing tokens.
 
-A job runs on streams of its own. The pack is copied to the drafter's device, a prompt runs eagerly, one graph replays the whole draft of
-k steps, and the drafts are copied back; an event marks the end. Nothing is ever copied between devices from the target's main stream:
-such a copy waits for both devices' current streams. On one device nothing waits by itself, so every order is given by an event.
+A job runs on streams of its own. The pack is copied to the drafter's device, a prompt runs eagerly, each step of the draft is a graph, so
+that fewer than k can be taken, and the drafts are copied back; an event marks the end. Nothing is ever copied between devices from the
+target's main stream: such a copy waits for both devices' current streams. On one device nothing waits by itself, so every order is given
+by an event.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class DraftEngine:
                 self._logits = torch.zeros(slots, drafts, model.vocab_size, dtype=draft_logits.dtype, device=self._device)
             if self._crosses:
                 self._staging = torch.zeros_like(draft_logits)
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
 
     def allocate(self, shape: Shape, num_blocks: int) -> None:
         """Allocate the KV cache and the buffers of jobs."""
@@ -135,10 +136,10 @@ class DraftEngine:
         """A timer of passes on the target's device, with this engine's jobs."""
         return PassTimer(target, self.timer)
 
-    def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
+    def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: int) -> None:
         """Enqueue a job whose rows the target's current stream has packed. Returns at once.
 
-        `drafts`: false where no request of the batch can be drafted for yet, so that only its prompts run.
+        `drafts`: tokens to draft, up to k; none where no request of the batch can be drafted for yet, so that only its prompts run.
         """
         rows = self.bucket(job.num_reqs)
         ready = self._ready[job.slot]
@@ -151,7 +152,7 @@ class DraftEngine:
             if prompt is not None:
                 self._run_prompt(prompt, job.num_reqs)
             if drafts:
-                self._run(job, rows)
+                self._run(job, rows, drafts)
             self.timer.log.stamp(job.ticket.end)
             self._done[job.slot].record(self._stream)
 
@@ -205,7 +206,8 @@ class DraftEngine:
 
     def _record(self, rows: int, pool: tuple[int, int], *, sampled: bool) -> None:
         """Capture what jobs of a size replay."""
-        self._graphs[rows, sampled] = self._captured(partial(self._draft, rows, sampled=sampled), pool)
+        steps = range(self._shape.num_drafts)
+        self._graphs[rows, sampled] = [self._captured(partial(self._step, step, rows, sampled=sampled), pool) for step in steps]
 
     def _captured(self, run: Callable[[], None], pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
         with torch.cuda.stream(self._stream), self._model.building():
@@ -217,9 +219,10 @@ class DraftEngine:
             run()
         return graph
 
-    def _run(self, job: DraftJob, rows: int) -> None:
-        """Draft for the rows of a job that were fetched, and send what was drafted."""
-        self._graphs[rows, job.sampled].replay()
+    def _run(self, job: DraftJob, rows: int, drafts: int) -> None:
+        """Draft for the rows of a job that were fetched, and send what was drafted. What is beyond those drafts is of earlier ones."""
+        for graph in self._graphs[rows, job.sampled][:drafts]:
+            graph.replay()
         self._landing[job.slot, : job.num_reqs].copy_(self._drafts[: job.num_reqs], non_blocking=True)
         if self._scored:
             self._landing_scores[job.slot, : job.num_reqs].copy_(self._scores[: job.num_reqs], non_blocking=True)
@@ -264,11 +267,16 @@ class DraftEngine:
             self._draft_logits.index_copy_(0, job.idx, staging)
         self._stream.wait_stream(self._copies)
 
-    def _draft(self, rows: int, *, sampled: bool) -> None:
-        """Enqueue a whole draft on the current stream."""
-        shape, packed, table = self._shape, self._pack[:rows], self._table(rows)
+    def _step(self, step: int, rows: int, *, sampled: bool) -> None:
+        """Enqueue one step of a draft on the current stream."""
+        hidden, positions = self._next(step, rows) if step else self._begin(rows)
+        self._choose(hidden, positions, step, rows, sampled=sampled)
+
+    def _begin(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the first step: the rows that the first draft comes from, [rows, hidden], and the positions that key the noise of a draw."""
+        shape = self._shape
         first_inputs(
-            packed,
+            self._pack[:rows],
             self._first_ids,
             self._first_positions,
             self._first_slots,
@@ -285,21 +293,36 @@ class DraftEngine:
             self._first_slots[: 2 * rows],
             self._by_first[: rows + 1],
             self._seq_lens[0, :rows],
-            table,
+            self._table(rows),
             2,
             shape.max_len,
             planned=True,
         )
-        self._choose(hidden[1::2].contiguous(), self._first_positions[1 : 2 * rows : 2], 0, rows, sampled=sampled)
-        for step in range(1, shape.num_drafts):
-            ids, positions, slots, seq_lens = self._ids[step], self._positions[step], self._slots[step], self._seq_lens[step]
-            next_inputs(
-                packed, self._drafts, step, ids, positions, slots, seq_lens, self._model.vocab_size, shape.block_size, shape.max_len
-            )
-            hidden = self._model.hidden(
-                ids[:rows], positions[:rows], slots[:rows], self._by_one[: rows + 1], seq_lens[:rows], table, 1, shape.max_len, planned=True
-            )
-            self._choose(hidden, positions[:rows], step, rows, sampled=sampled)
+        return hidden[1::2].contiguous(), self._first_positions[1 : 2 * rows : 2]
+
+    def _next(self, step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `_begin`, a later step."""
+        ids, positions, slots, seq_lens = self._next_inputs(step, rows)
+        by_one, longest = self._by_one[: rows + 1], self._shape.max_len
+        return self._model.hidden(ids, positions, slots, by_one, seq_lens, self._table(rows), 1, longest, planned=True), positions
+
+    def _next_inputs(self, step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Write what a step after the first one reads: ids int32, positions and slots int64, seq_lens int32, [rows] each."""
+        ids, positions, slots, seq_lens = self._ids[step], self._positions[step], self._slots[step], self._seq_lens[step]
+        shape = self._shape
+        next_inputs(
+            self._pack[:rows],
+            self._drafts,
+            step,
+            ids,
+            positions,
+            slots,
+            seq_lens,
+            self._model.vocab_size,
+            shape.block_size,
+            shape.max_len,
+        )
+        return ids[:rows], positions[:rows], slots[:rows], seq_lens[:rows]
 
     def _choose(self, hidden: torch.Tensor, positions: torch.Tensor, step: int, rows: int, *, sampled: bool) -> None:
         """The token of a step: the argmax, or a draw with its logits kept as vLLM's own speculators keep them."""

@@ -70,14 +70,16 @@ class LookaheadEngine(DraftEngine):
         super().capture()
         self._warm_up()
 
-    def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: bool) -> None:
+    def start(self, job: DraftJob, prompt: Prompt | None, *, drafts: int) -> None:
         """Enqueue a job whose rows the target's current stream has packed and marked, and the steps ahead after it. Returns at once.
+
+        Chains are drafted by pieces of k, however few `drafts` are wanted of them.
 
         Raises RuntimeError where the target has waited in vain for an earlier job.
         """
         if int(self._late_host[0]):
             raise RuntimeError("the drafts of a job did not come for about ten seconds")
-        self._drafting[job.slot] = drafts
+        self._drafting[job.slot] = drafts > 0
         self._log.begin(job.number)
         super().start(job, prompt, drafts=drafts)
         if job.sampled:
@@ -107,13 +109,12 @@ class LookaheadEngine(DraftEngine):
         super().close()
         self._steps.clear()
 
-    def _run(self, job: DraftJob, rows: int) -> None:
+    def _run(self, job: DraftJob, rows: int, drafts: int) -> None:
         """Decide which chains go on and run k steps. What is ready is published when the chains that went on can be, and in the end."""
         self._decide(job, rows)
-        drafts = self._shape.num_drafts
         # A chain that goes on holds the last token and one draft less than there were steps ahead.
-        early = drafts + 1 - self._steps_before
-        for step in range(drafts):
+        early = self._shape.num_drafts + 1 - self._steps_before
+        for step in range(self._shape.num_drafts):
             if step == early:
                 self._publish(job)
             self._steps[rows, NEXT if step else FIRST, job.sampled].replay()

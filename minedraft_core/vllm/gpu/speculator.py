@@ -163,7 +163,8 @@ class PipelineSpeculator(BaseSpeculator):
         self._land_all(self._pending.overdue())
         unchanged = self._states.draft_tokens[input_batch.idx_mapping]
         ends_prompt = input_batch.num_computed_tokens_np + input_batch.num_scheduled_tokens >= input_batch.prefill_len_np
-        drafts = num_speculative_tokens != 0 and bool(ends_prompt.any())
+        wanted = self.num_drafts if num_speculative_tokens is None else num_speculative_tokens
+        drafts = wanted if ends_prompt.any() else 0
         if not drafts and not input_batch.has_prefill:
             return unchanged
         prompt: Prompt | None = None

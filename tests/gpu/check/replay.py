@@ -1,18 +1,26 @@
-"""The time of a CUDA graph on the current stream, after some replays that are not counted."""
+"""The time of CUDA graphs on the current stream, after some replays that are not counted."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 
-def replayed(graph: torch.cuda.CUDAGraph, repeats: int, warmup: int) -> float:
-    """Mean microseconds of a replay, those that follow each other being one measurement."""
+def replay(graphs: Sequence[torch.cuda.CUDAGraph]) -> None:
+    """One after the other."""
+    for graph in graphs:
+        graph.replay()
+
+
+def replayed(graphs: Sequence[torch.cuda.CUDAGraph], repeats: int, warmup: int) -> float:
+    """Mean microseconds of a replay of all, those that follow each other being one measurement."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(warmup):
-        graph.replay()
+        replay(graphs)
     begin.record()
     for _ in range(repeats):
-        graph.replay()
+        replay(graphs)
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) * 1e3 / repeats

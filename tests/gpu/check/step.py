@@ -1,4 +1,4 @@
-"""The time of a draft step alone: one drafter on one device, without a target, its graph replayed again and again."""
+"""The time of a draft step alone: one drafter on one device, without a target, its graphs replayed again and again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from minedraft_core.config import DrafterConfig, MineDraftConfig, PipelineConfig
 from tests.gpu.check.findings import attempt, figure, say
-from tests.gpu.check.replay import replayed
+from tests.gpu.check.replay import replay, replayed
 
 REPEATS = 40
 CONTEXT, PAGE, MAX_LEN = 256, 16, 2048
@@ -96,10 +96,10 @@ def _kernels(engine, rows: int) -> list[tuple[str, int, float]]:
     """Name, number and mean microseconds of the kernels of one draft, those that take longest first."""
     import torch
 
-    graph = engine._graphs[engine.bucket(rows), False]
+    graphs = engine._graphs[engine.bucket(rows), False]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         with torch.cuda.stream(engine._stream):
-            graph.replay()
+            replay(graphs)
         engine.settle()
     times = defaultdict(list)
     for event in profile.events():

@@ -9,7 +9,7 @@ import torch
 from minedraft_core.vllm.gpu.eagle.kernels import first_rows
 from minedraft_core.vllm.gpu.eagle.model import EagleModel
 from minedraft_core.vllm.gpu.engine import DraftEngine, Prompt, Shape
-from minedraft_core.vllm.gpu.kernels import HEADER, next_inputs, row_width
+from minedraft_core.vllm.gpu.kernels import HEADER, row_width
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class EagleEngine(DraftEngine):
         size = (shape.max_num_reqs, self._first, self._model.width)
         with torch.cuda.device(self._device):
             self._hidden = torch.zeros(size, dtype=self._model.dtype, device=self._device)
+            self._feed = torch.zeros(shape.max_num_reqs, self._model.feed, dtype=self._model.dtype, device=self._device)
         self._carried = [torch.zeros(size, dtype=self._model.dtype, device=self._target) for _ in self._ready]
         super().allocate(shape, num_blocks)
 
@@ -68,11 +69,10 @@ class EagleEngine(DraftEngine):
         hidden, table = self._model.combine(self._here(prompt.hidden)), self._table(num_reqs)
         self._model.states(ids, positions, hidden, slots, starts, seq_lens, table, prompt.max_query_len, prompt.max_seq_len)
 
-    def _draft(self, rows: int, *, sampled: bool) -> None:
-        """Enqueue a whole draft on the current stream."""
-        shape, first, packed, table = self._shape, self._first, self._pack[:rows], self._table(rows)
+    def _begin(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape, first = self._shape, self._first
         first_rows(
-            packed,
+            self._pack[:rows],
             self.column,
             first,
             self._first_ids,
@@ -92,29 +92,18 @@ class EagleEngine(DraftEngine):
             self._first_slots[: first * rows],
             self._by_first[: rows + 1],
             self._seq_lens[0, :rows],
-            table,
+            self._table(rows),
             first,
             shape.max_len,
             planned=True,
         )
-        last, feed = last[first - 1 :: first].contiguous(), feed[first - 1 :: first].contiguous()
+        self._feed[:rows].copy_(feed[first - 1 :: first])
         # vLLM keys the noise of a draw by the position before the token that is drawn.
-        self._choose(last, self._first_positions[first - 1 : first * rows : first] + 1, 0, rows, sampled=sampled)
-        for step in range(1, shape.num_drafts):
-            ids, positions, slots, seq_lens = self._ids[step], self._positions[step], self._slots[step], self._seq_lens[step]
-            next_inputs(
-                packed, self._drafts, step, ids, positions, slots, seq_lens, self._model.vocab_size, shape.block_size, shape.max_len
-            )
-            last, feed = self._model.states(
-                ids[:rows],
-                positions[:rows],
-                feed,
-                slots[:rows],
-                self._by_one[: rows + 1],
-                seq_lens[:rows],
-                table,
-                1,
-                shape.max_len,
-                planned=True,
-            )
-            self._choose(last, positions[:rows] + 1, step, rows, sampled=sampled)
+        return last[first - 1 :: first].contiguous(), self._first_positions[first - 1 : first * rows : first] + 1
+
+    def _next(self, step: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, positions, slots, seq_lens = self._next_inputs(step, rows)
+        by_one, longest, read = self._by_one[: rows + 1], self._shape.max_len, self._feed[:rows]
+        last, feed = self._model.states(ids, positions, read, slots, by_one, seq_lens, self._table(rows), 1, longest, planned=True)
+        read.copy_(feed)
+        return last, positions + 1

@@ -82,6 +82,12 @@ class EagleModel(DraftModel):
         return self.config.model_config.dtype
 
     @property
+    def feed(self) -> int:
+        """Columns of what a step leaves to the next one."""
+        assert self.config.speculative_config is not None
+        return self.config.speculative_config.draft_model_config.get_hidden_size()
+
+    @property
     def _method(self) -> str:
         assert self.config.speculative_config is not None
         return str(self.config.speculative_config.method)
