@@ -53,7 +53,7 @@ class Heads:
     head_size: int
     multiprocessors: int
     block: int = 64
-    shortest: int = 256
+    shortest: int = 64
     warps: int = 4
     stages: int = 3
 

@@ -101,8 +101,6 @@ def decode_kernel(
     CHAINED: tl.constexpr,
 ):
     """One part of the context of one request and KV head: see `decode`, `Heads` and `Scratch`."""
-    if CHAINED:
-        tl.extra.cuda.gdc_launch_dependents()
     request = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -125,6 +123,7 @@ def decode_kernel(
             # All that is read up to here was there before the predecessors of this kernel that it may overlap with; the old KV too.
             _fetch(my_cache, my_table, part * length, end, cache_block_stride, cache_token_stride, HEAD, PAGE)
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
         queries = _turned(query_at, live[:, None], turning, eps, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)

@@ -165,7 +165,6 @@ def product_kernel(
     norm_at = norm + column
     gains = column
     if CHAINED:
-        tl.extra.cuda.gdc_launch_dependents()
         count = tl.minimum(last - first, FETCHED * step)
         _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
         if GATED:
@@ -178,6 +177,8 @@ def product_kernel(
     added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
+        # Not earlier: a kernel after the next one would take room from the next one's programs for as long as it waits.
+        tl.extra.cuda.gdc_launch_dependents()
     cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
     kept = live[None, :] & inside[:, None]
     stream = tl.zeros([1, 1], tl.float32)

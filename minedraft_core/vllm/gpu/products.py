@@ -20,7 +20,8 @@ _FEW_ROWS = 16
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_STAGES = 6
-_SHARED_BYTES = 96 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
+_SHARED_BYTES = 144 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
+_PROGRAM_BYTES = 96 * 1024  # likewise, of one program
 _AHEAD_BYTES = 64 * 1024  # that the programs of a multiprocessor fetch before their rows are there
 
 
@@ -81,12 +82,12 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     least = 2 * multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
     wanted = next((size for size in fitting if outputs // size >= least), 16)
     blocks = triton.cdiv(outputs, wanted)
-    shared = _SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors))
+    shared = min(_SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors)), _PROGRAM_BYTES)
     column = wanted * element_size * (1 + gated) + 2 * rows
-    most = max(min(shared // 3 // column, _DEEPEST), _SHALLOW_BYTES // element_size)
+    # Two of three stages are in flight; normed rows are kept once more.
+    most = max(min(shared // (2 * column + 2 * rows), _DEEPEST), _SHALLOW_BYTES // element_size)
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
-    # Normed rows are kept once more.
     stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
     return Tile(wanted, at_once, parts, stages, fetched(wanted, at_once, blocks * parts, element_size, multiprocessors, gated=gated))
 
