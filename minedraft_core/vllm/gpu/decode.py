@@ -81,6 +81,7 @@ class Heads:
             "PAGE": block_size,
             "BLOCK": self.block,
             "ROWS": self.rows,
+            "LIVE": triton.next_power_of_2(num_queries * self.num_heads // self.num_kv_heads),
             "PARTS": self.parts(num_reqs),
             "SHORTEST": self.shortest,
         }
