@@ -2,8 +2,7 @@
 
 With a few rows a product takes as long as reading its weights, and a layer of small kernels about as long again as its launches. So the
 norm before a product, and the gate, the sum with the residual stream, bias and scales after it, are done by the product's kernel. A
-kernel that is `chained` starts before its predecessor ends (programmatic dependent launch), and meanwhile fetches the first of its weights
-into the L2 cache.
+kernel that is `chained` starts while its predecessor ends (programmatic dependent launch).
 
 The weights are the left operand: an instruction of the tensor cores takes 16 rows on its left and 8 on its right, about what a batch has.
 Each warp multiplies a slice of the depth of its own, so that no warp reads what another reads.
@@ -13,25 +12,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _fetch(weight, out, width_in, width_out, first, count, OUTPUTS: tl.constexpr, WARPS: tl.constexpr):
-    """Bring `count` columns of a program's weights, from `first` on, into the L2 cache."""
-    thread = tl.arange(0, 32 * WARPS)
-    each: tl.constexpr = (32 * WARPS) // OUTPUTS
-    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    # A warp's threads fetch one after the other, so the rows are spread over the warps. Rows past the end are somebody else's or none.
-    row = out + thread // each
-    length = tl.where((thread % each == 0) & (row < width_out), count * size, 0)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [weight + row.to(tl.int64) * width_in + first, length],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -140,8 +120,6 @@ def product_kernel(
     SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
-    FETCHED: tl.constexpr,
-    WARPS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
@@ -164,11 +142,6 @@ def product_kernel(
     up = width_out.to(tl.int64) * width_in
     norm_at = norm + column
     gains = column
-    if CHAINED:
-        count = tl.minimum(last - first, FETCHED * step)
-        _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
-        if GATED:
-            _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
     # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
     if NORMED:
         # The last parts may have no columns.
@@ -177,8 +150,6 @@ def product_kernel(
     added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
         tl.extra.cuda.gdc_wait()
-        # Not earlier: a kernel after the next one would take room from the next one's programs for as long as it waits.
-        tl.extra.cuda.gdc_launch_dependents()
     cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
     kept = live[None, :] & inside[:, None]
     stream = tl.zeros([1, 1], tl.float32)
@@ -188,6 +159,9 @@ def product_kernel(
     weight_at = weight + out.to(tl.int64)[None, :, None] * width_in + column
     live_rows, real_outputs = live[None, :, None], inside[None, :, None]
     sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, last, step, NORMED, GATED)
+    if CHAINED:
+        # Not before all is read: kernels that wait take room and bandwidth from the one they wait for.
+        tl.extra.cuda.gdc_launch_dependents()
 
     whole = True
     if PARTS > 1:
