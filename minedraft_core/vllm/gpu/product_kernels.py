@@ -54,14 +54,16 @@ def _of_outputs(pointer, out, width_out, inside, GIVEN: tl.constexpr, GATED: tl.
 
 @triton.jit
 def _summed(
-    row_at, weight_at, up, live, inside, norm_at, gains, first, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
+    row_at, weight_at, up, live, inside, norm_at, gains, first, begin, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
 ):
-    """Products of the columns from `first` to `last` by slices, float32 [slices, outputs, rows], and the rows' squares [slices, rows]."""
+    """Products of the columns from `begin` to `last` and from `first` on, float32 [outputs, rows], and the rows' squares [rows]."""
     slices: tl.constexpr = weight_at.shape[0]
     sums = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
     ups = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
     squares = tl.zeros([slices, row_at.shape[1]], tl.float32)
-    for at in range(first, last, STEP):
+    for done in range(0, last - first, STEP):
+        at = begin + done
+        at = tl.where(at < last, at, at - (last - first))
         values = tl.load(row_at + at, mask=live, other=0.0)
         if NORMED:
             wide = values.to(tl.float32)
@@ -72,7 +74,7 @@ def _summed(
                 wide = tl.clamp(wide, -65504.0, 65504.0)
             values = wide.to(values.dtype)
             # Too few bytes for an asynchronous copy, so they are asked for a step ahead.
-            gains = tl.load(norm_at + tl.minimum(at + STEP, last - STEP)).to(tl.float32)
+            gains = tl.load(norm_at + tl.where(at + STEP < last, at + STEP, first)).to(tl.float32)
         values = tl.trans(values, 0, 2, 1)
         sums = tl.dot(_wide(tl.load(weight_at + at, mask=inside, other=0.0), values.dtype), values, sums)
         if GATED:
@@ -139,13 +141,15 @@ def product_kernel(
     each = tl.cdiv(width_in // step, PARTS)
     first = part * each * step
     last = tl.minimum(first + each * step, width_in)
+    # All programs read the same rows. They begin at different columns, so that they do not all read the same ones at once.
+    begin = first + block % tl.maximum((last - first) // step, 1) * step
     up = width_out.to(tl.int64) * width_in
     norm_at = norm + column
     gains = column
     # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
     if NORMED:
         # The last parts may have no columns.
-        gains = tl.load(norm_at + tl.minimum(first, width_in - step)).to(tl.float32)
+        gains = tl.load(norm_at + tl.minimum(begin, width_in - step)).to(tl.float32)
     scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
     added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
@@ -158,7 +162,7 @@ def product_kernel(
     row_at = rows + row[None, :, None] * row_stride + column
     weight_at = weight + out.to(tl.int64)[None, :, None] * width_in + column
     live_rows, real_outputs = live[None, :, None], inside[None, :, None]
-    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, last, step, NORMED, GATED)
+    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, begin, last, step, NORMED, GATED)
     if CHAINED:
         # Not before all is read: kernels that wait take room and bandwidth from the one they wait for.
         tl.extra.cuda.gdc_launch_dependents()
