@@ -88,7 +88,6 @@ def compile_products(capability: int) -> list[int]:
     ):
         cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated)
         constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "SLICES": cut.slices, "DEPTH": cut.depth // cut.slices, "PARTS": cut.parts}
-        constants |= {"FETCHED": cut.fetched, "WARPS": cut.warps}
         constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "BIASED": False, "SCALED": eight, "CHAINED": chained}
         names = kernel.arg_names
         pointers = dict.fromkeys(("rows", "bias", "norm", "residual", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}

@@ -53,7 +53,7 @@ class Heads:
     head_size: int
     multiprocessors: int
     block: int = 64
-    shortest: int = 256
+    shortest: int = 64
     warps: int = 4
     stages: int = 3
 
@@ -81,6 +81,7 @@ class Heads:
             "PAGE": block_size,
             "BLOCK": self.block,
             "ROWS": self.rows,
+            "LIVE": triton.next_power_of_2(num_queries * self.num_heads // self.num_kv_heads),
             "PARTS": self.parts(num_reqs),
             "SHORTEST": self.shortest,
         }

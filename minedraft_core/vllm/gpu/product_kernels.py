@@ -2,8 +2,7 @@
 
 With a few rows a product takes as long as reading its weights, and a layer of small kernels about as long again as its launches. So the
 norm before a product, and the gate, the sum with the residual stream, bias and scales after it, are done by the product's kernel. A
-kernel that is `chained` starts before its predecessor ends (programmatic dependent launch), and meanwhile fetches the first of its weights
-into the L2 cache.
+kernel that is `chained` starts while its predecessor ends (programmatic dependent launch).
 
 The weights are the left operand: an instruction of the tensor cores takes 16 rows on its left and 8 on its right, about what a batch has.
 Each warp multiplies a slice of the depth of its own, so that no warp reads what another reads.
@@ -13,25 +12,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def _fetch(weight, out, width_in, width_out, first, count, OUTPUTS: tl.constexpr, WARPS: tl.constexpr):
-    """Bring `count` columns of a program's weights, from `first` on, into the L2 cache."""
-    thread = tl.arange(0, 32 * WARPS)
-    each: tl.constexpr = (32 * WARPS) // OUTPUTS
-    size: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
-    # A warp's threads fetch one after the other, so the rows are spread over the warps. Rows past the end are somebody else's or none.
-    row = out + thread // each
-    length = tl.where((thread % each == 0) & (row < width_out), count * size, 0)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred some; setp.gt.s32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [weight + row.to(tl.int64) * width_in + first, length],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -74,14 +54,16 @@ def _of_outputs(pointer, out, width_out, inside, GIVEN: tl.constexpr, GATED: tl.
 
 @triton.jit
 def _summed(
-    row_at, weight_at, up, live, inside, norm_at, gains, first, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
+    row_at, weight_at, up, live, inside, norm_at, gains, first, begin, last, STEP: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr
 ):
-    """Products of the columns from `first` to `last` by slices, float32 [slices, outputs, rows], and the rows' squares [slices, rows]."""
+    """Products of the columns from `begin` to `last` and from `first` on, float32 [outputs, rows], and the rows' squares [rows]."""
     slices: tl.constexpr = weight_at.shape[0]
     sums = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
     ups = tl.zeros([slices, weight_at.shape[1], row_at.shape[1]], tl.float32)
     squares = tl.zeros([slices, row_at.shape[1]], tl.float32)
-    for at in range(first, last, STEP):
+    for done in range(0, last - first, STEP):
+        at = begin + done
+        at = tl.where(at < last, at, at - (last - first))
         values = tl.load(row_at + at, mask=live, other=0.0)
         if NORMED:
             wide = values.to(tl.float32)
@@ -92,7 +74,7 @@ def _summed(
                 wide = tl.clamp(wide, -65504.0, 65504.0)
             values = wide.to(values.dtype)
             # Too few bytes for an asynchronous copy, so they are asked for a step ahead.
-            gains = tl.load(norm_at + tl.minimum(at + STEP, last - STEP)).to(tl.float32)
+            gains = tl.load(norm_at + tl.where(at + STEP < last, at + STEP, first)).to(tl.float32)
         values = tl.trans(values, 0, 2, 1)
         sums = tl.dot(_wide(tl.load(weight_at + at, mask=inside, other=0.0), values.dtype), values, sums)
         if GATED:
@@ -140,8 +122,6 @@ def product_kernel(
     SLICES: tl.constexpr,
     DEPTH: tl.constexpr,
     PARTS: tl.constexpr,
-    FETCHED: tl.constexpr,
-    WARPS: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
@@ -161,19 +141,15 @@ def product_kernel(
     each = tl.cdiv(width_in // step, PARTS)
     first = part * each * step
     last = tl.minimum(first + each * step, width_in)
+    # All programs read the same rows. They begin at different columns, so that they do not all read the same ones at once.
+    begin = first + block % tl.maximum((last - first) // step, 1) * step
     up = width_out.to(tl.int64) * width_in
     norm_at = norm + column
     gains = column
-    if CHAINED:
-        tl.extra.cuda.gdc_launch_dependents()
-        count = tl.minimum(last - first, FETCHED * step)
-        _fetch(weight, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
-        if GATED:
-            _fetch(weight + up, block * OUTPUTS, width_in, width_out, first, count, OUTPUTS, WARPS)
     # What ends a product is read before it begins, weights even before the rows are there, so that nothing waits for it.
     if NORMED:
         # The last parts may have no columns.
-        gains = tl.load(norm_at + tl.minimum(first, width_in - step)).to(tl.float32)
+        gains = tl.load(norm_at + tl.minimum(begin, width_in - step)).to(tl.float32)
     scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
     added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     if CHAINED:
@@ -186,7 +162,10 @@ def product_kernel(
     row_at = rows + row[None, :, None] * row_stride + column
     weight_at = weight + out.to(tl.int64)[None, :, None] * width_in + column
     live_rows, real_outputs = live[None, :, None], inside[None, :, None]
-    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, last, step, NORMED, GATED)
+    sums, ups, squares = _summed(row_at, weight_at, up, live_rows, real_outputs, norm_at, gains, first, begin, last, step, NORMED, GATED)
+    if CHAINED:
+        # Not before all is read: kernels that wait take room and bandwidth from the one they wait for.
+        tl.extra.cuda.gdc_launch_dependents()
 
     whole = True
     if PARTS > 1:

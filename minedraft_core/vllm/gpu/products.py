@@ -20,8 +20,8 @@ _FEW_ROWS = 16
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_STAGES = 6
-_SHARED_BYTES = 96 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
-_AHEAD_BYTES = 64 * 1024  # that the programs of a multiprocessor fetch before their rows are there
+_SHARED_BYTES = 176 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
+_PROGRAM_BYTES = 96 * 1024  # likewise, of one program
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,12 @@ class Norm:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth.
-
-    `fetched`: how many times so many columns a chained program fetches beforehand.
-    """
+    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth."""
 
     outputs: int
     depth: int
     parts: int
     stages: int = 4
-    fetched: int = 1
     warps: int = 4
 
     @property
@@ -78,24 +74,17 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
     # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
-    least = 2 * multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
+    least = multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
     wanted = next((size for size in fitting if outputs // size >= least), 16)
     blocks = triton.cdiv(outputs, wanted)
-    shared = _SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors))
+    shared = min(_SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors)), _PROGRAM_BYTES)
     column = wanted * element_size * (1 + gated) + 2 * rows
-    most = max(min(shared // 3 // column, _DEEPEST), _SHALLOW_BYTES // element_size)
+    # Two of three stages are in flight; normed rows are kept once more.
+    most = max(min(shared // (2 * column + 2 * rows), _DEEPEST), _SHALLOW_BYTES // element_size)
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
-    # Normed rows are kept once more.
     stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
-    return Tile(wanted, at_once, parts, stages, fetched(wanted, at_once, blocks * parts, element_size, multiprocessors, gated=gated))
-
-
-def fetched(
-    outputs: int, depth: int, programs: int, element_size: int, multiprocessors: int, *, gated: bool, ahead: int = _AHEAD_BYTES
-) -> int:
-    """`Tile.fetched` for so many bytes of each multiprocessor: less than the L2 cache holds, since it holds the next kernel's as well."""
-    return triton.cdiv(ahead * multiprocessors, programs * outputs * depth * element_size * (1 + gated))
+    return Tile(wanted, at_once, parts, stages)
 
 
 @dataclass(frozen=True)
@@ -181,8 +170,6 @@ class Products:
             SLICES=cut.slices,
             DEPTH=cut.depth // cut.slices,
             PARTS=cut.parts,
-            FETCHED=cut.fetched,
-            WARPS=cut.warps,
             NORMED=norm is not None,
             GATED=gated,
             ADDED=residual is not None,

@@ -14,13 +14,12 @@ from pathlib import Path
 import torch
 
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
-from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, fetched, padded
+from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, padded
 from minedraft_core.vllm.gpu.weights import eight_bits
 from tests.gpu.check.findings import attempt, figure, say
 from tests.gpu.check.replay import fastest
 
 OUTPUTS, DEPTHS, PARTS, STAGES, WARPS = (16, 32, 64), (128, 256, 512), (1, 2, 4), (3, 4, 6), (4, 8)
-AHEAD = tuple(kilobytes * 1024 for kilobytes in (0, 16, 32, 128, 256))  # that a multiprocessor fetches beforehand
 SHARED = range(24 * 1024, 200 * 1024)  # bytes of shared memory that a tile may take
 MOST_SUMS = 2048
 COPIES, REPEATS = 16, 20  # of a matrix, so that none is found in the L2 cache; of their products
@@ -90,10 +89,6 @@ class Shaped:
         products = Fixed(self.multiprocessors, True, cut)
         products.multiply(self.values, matrix, workspace, self.norm, self.residual, gated=self.gated)
 
-    def fetched(self, cut: Tile, ahead: int) -> int:
-        programs = self.outputs // (1 + self.gated) // cut.outputs * cut.parts
-        return fetched(cut.outputs, cut.depth, programs, self.element_size, self.multiprocessors, gated=self.gated, ahead=ahead)
-
 
 def stage_tiles(arguments) -> None:
     """The fastest tiles of each product for a batch, and the one that is chosen."""
@@ -123,8 +118,6 @@ def _tiles(shaped: Shaped, pool: ProcessPoolExecutor) -> None:
     matrices = [replace(shaped.first, weight=weight.clone()) for _ in range(COPIES)]
     chosen = Products(shaped.multiprocessors, chained=True).tile(padded(shaped.rows), shaped.first, gated=shaped.gated)
     found = _timed(shaped, matrices, pool, [chosen, *_sensible(shaped)])
-    best = [chosen, *sorted(found, key=found.__getitem__)[:3]]
-    found |= _timed(shaped, matrices, pool, [replace(cut, fetched=shaped.fetched(cut, ahead)) for cut in best for ahead in AHEAD])
     bytes_read = weight.numel() * weight.element_size()
     for cut in (chosen, *sorted(found, key=found.__getitem__)[:6]):
         speed = bytes_read / found[cut] / 1e6
@@ -144,7 +137,7 @@ def _sensible(shaped: Shaped) -> list[Tile]:
         shared = (stages - 1) * depth * (outputs * shaped.element_size * (1 + shaped.gated) + 2 * rows)
         whole = shaped.depth % (depth * parts) == 0 and shared in SHARED and outputs * rows * (1 + shaped.gated) <= MOST_SUMS
         if whole and 0.7 <= programs / shaped.multiprocessors <= 6:
-            found.append(replace(cut, fetched=shaped.fetched(cut, 64 * 1024)))
+            found.append(cut)
     return found
 
 
