@@ -86,8 +86,9 @@ def compile_products(capability: int) -> list[int]:
         (2048, 6144, True, False, False, 16, True),
         (576, 1536, False, False, False, 64, True),
     ):
-        cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated)
+        cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated, normed=normed)
         constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "SLICES": cut.slices, "DEPTH": cut.depth // cut.slices, "PARTS": cut.parts}
+        constants |= {"EARLY": cut.early}
         constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "BIASED": False, "SCALED": eight, "CHAINED": chained}
         names = kernel.arg_names
         pointers = dict.fromkeys(("rows", "bias", "norm", "residual", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}

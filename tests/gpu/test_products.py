@@ -26,24 +26,26 @@ HEADS = Heads(4, 2, 16, 4)
     st.sampled_from((1, 2, 4)),
     st.integers(1, 300),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_output_and_the_whole_depth_are_covered(
-    num_rows: int, outputs: int, depth: int, size: int, multiprocessors: int, gated: bool
+    num_rows: int, outputs: int, depth: int, size: int, multiprocessors: int, gated: bool, normed: bool
 ) -> None:
     rows = padded(num_rows)
     assert rows >= max(8, num_rows)
-    cut = tile(rows, outputs, depth, size, multiprocessors, gated=gated)
+    cut = tile(rows, outputs, depth, size, multiprocessors, gated=gated, normed=normed)
     assert depth % cut.depth == 0
     assert 1 <= cut.parts <= depth // cut.depth
     assert cut.depth % cut.slices == 0
     assert cut.depth // cut.slices >= 16
+    assert not cut.early or (depth % (cut.depth * cut.parts) == 0 and cut.early * cut.depth * cut.parts <= depth)
     # Also in the shared memory of a multiprocessor that has 99 KiB.
     assert cut.depth * ((cut.stages - 1) * (cut.outputs * size * (1 + gated) + 2 * rows) + 2 * rows) <= 100_000
 
 
 def test_a_card_is_filled_where_the_weights_are_large_enough() -> None:
     for outputs, depth in ((4096, 2048), (2048, 2048), (2048, 6144), (1024, 3072)):
-        cut = tile(16, outputs, depth, 2, 132, gated=False)
+        cut = tile(16, outputs, depth, 2, 132, gated=False, normed=False)
         assert -(-outputs // cut.outputs) * cut.parts >= 0.9 * 132
 
 
@@ -53,7 +55,7 @@ def test_there_is_room_for_the_parts_of_every_product() -> None:
     workspace = products.workspace(matrices, torch.device("cpu"))
     for matrix, gated in matrices:
         for num_rows in range(1, MOST_ROWS + 1):
-            cut = products.tile(padded(num_rows), matrix, gated=gated)
+            cut = products.tile(padded(num_rows), matrix, gated=gated, normed=False)
             blocks = -(-matrix.weight.shape[0] // (1 + gated) // cut.outputs)
             assert len(workspace.arrived) >= blocks
             if cut.parts > 1:

@@ -149,6 +149,7 @@ def decode_kernel(
         if CHAINED:
             _fetch(my_cache, my_table, begin + BLOCK, end, cache_block_stride, cache_token_stride, HEAD, PAGE)
             tl.extra.cuda.gdc_wait()
+            tl.extra.cuda.gdc_launch_dependents()
         # All are read before one is used, so that this takes as long as one read.
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
         queries, opposite = _halves(query_at, live[:, None], HEAD, TURNED)
@@ -185,9 +186,6 @@ def decode_kernel(
             top = higher
             keys, values = _block(my_cache, my_table, start + BLOCK, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
 
-        if CHAINED:
-            # Not before all is read: kernels that wait take room and bandwidth from the one they wait for.
-            tl.extra.cuda.gdc_launch_dependents()
         output_at = output + (first + token)[:, None] * output_stride + query_head[:, None] * HEAD + column[None, :]
         if parts == 1:
             tl.store(output_at, (sums / total[:, None]).to(output.dtype.element_ty), mask=live[:, None])

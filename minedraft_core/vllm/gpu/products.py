@@ -22,6 +22,8 @@ _MOST_PARTS = 8
 _MOST_STAGES = 6
 _SHARED_BYTES = 176 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
 _PROGRAM_BYTES = 96 * 1024  # likewise, of one program
+_EARLY_BYTES = 96 * 1024  # likewise, of weights that are read before the rows are there
+_EARLY_ROW_BYTES = 32 * 1024  # of the rows that go with a program's
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,17 @@ class Norm:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth."""
+    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth.
+
+    `early`: how many times so many columns are read before the rows are there, a power of two or none.
+    """
 
     outputs: int
     depth: int
     parts: int
     stages: int = 4
     warps: int = 4
+    early: int = 0
 
     @property
     def slices(self) -> int:
@@ -70,7 +76,7 @@ def padded(num_rows: int) -> int:
     return max(_LEAST_ROWS, int(triton.next_power_of_2(num_rows)))
 
 
-def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
+def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool, normed: bool) -> Tile:
     """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
     # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
@@ -84,7 +90,11 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
     stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
-    return Tile(wanted, at_once, parts, stages)
+    weights = _EARLY_BYTES // triton.cdiv(blocks * parts, multiprocessors) // (at_once * wanted * element_size * (1 + gated))
+    values = _EARLY_ROW_BYTES // (2 * rows * (1 + normed)) // at_once
+    # All parts have as many columns then.
+    early = min(weights, values, depth // (at_once * parts)) if depth % (at_once * parts) == 0 else 0
+    return Tile(wanted, at_once, parts, stages, early=1 << early.bit_length() - 1 if early else 0)
 
 
 @dataclass(frozen=True)
@@ -106,17 +116,17 @@ class Products:
     multiprocessors: int
     chained: bool
 
-    def tile(self, rows: int, matrix: Matrix, *, gated: bool) -> Tile:
+    def tile(self, rows: int, matrix: Matrix, *, gated: bool, normed: bool) -> Tile:
         """How a matrix is cut for so many rows, padded."""
         outputs, depth = matrix.weight.shape
-        return tile(rows, outputs // (1 + gated), depth, matrix.weight.element_size(), self.multiprocessors, gated=gated)
+        return tile(rows, outputs // (1 + gated), depth, matrix.weight.element_size(), self.multiprocessors, gated=gated, normed=normed)
 
     def workspace(self, matrices: Iterable[tuple[Matrix, bool]], device: torch.device) -> Workspace:
         """Room for each of the matrices, which are gated or not."""
         sums = squares = blocks = 1
         sizes = sorted({padded(num_rows) for num_rows in range(1, MOST_ROWS + 1)})
         for (matrix, gated), rows in product(matrices, sizes):
-            cut = self.tile(rows, matrix, gated=gated)
+            cut = self.tile(rows, matrix, gated=gated, normed=False)
             count = triton.cdiv(matrix.weight.shape[0] // (1 + gated), cut.outputs)
             blocks = max(blocks, count)
             if cut.parts > 1:
@@ -148,7 +158,7 @@ class Products:
         width_out = matrix.weight.shape[0] // (1 + gated)
         output = rows.new_empty(num_rows, width_out) if residual is None else residual
         tile_rows = padded(num_rows)
-        cut = self.tile(tile_rows, matrix, gated=gated)
+        cut = self.tile(tile_rows, matrix, gated=gated, normed=norm is not None)
         product_kernel[(triton.cdiv(width_out, cut.outputs), cut.parts)](
             rows,
             matrix.weight,
@@ -170,6 +180,7 @@ class Products:
             SLICES=cut.slices,
             DEPTH=cut.depth // cut.slices,
             PARTS=cut.parts,
+            EARLY=cut.early,
             NORMED=norm is not None,
             GATED=gated,
             ADDED=residual is not None,

@@ -34,7 +34,7 @@ class Fixed(Products):
 
     cut: Tile
 
-    def tile(self, rows: int, matrix: Matrix, *, gated: bool) -> Tile:
+    def tile(self, rows: int, matrix: Matrix, *, gated: bool, normed: bool) -> Tile:
         return self.cut
 
 
@@ -116,7 +116,9 @@ def stage_tiles(arguments) -> None:
 def _tiles(shaped: Shaped, pool: ProcessPoolExecutor) -> None:
     weight = shaped.first.weight
     matrices = [replace(shaped.first, weight=weight.clone()) for _ in range(COPIES)]
-    chosen = Products(shaped.multiprocessors, chained=True).tile(padded(shaped.rows), shaped.first, gated=shaped.gated)
+    chosen = Products(shaped.multiprocessors, chained=True).tile(
+        padded(shaped.rows), shaped.first, gated=shaped.gated, normed=shaped.normed
+    )
     found = _timed(shaped, matrices, pool, [chosen, *_sensible(shaped)])
     bytes_read = weight.numel() * weight.element_size()
     for cut in (chosen, *sorted(found, key=found.__getitem__)[:6]):
