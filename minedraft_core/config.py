@@ -173,6 +173,9 @@ class DrafterConfig(BaseModel):
     synthetic_acceptance_length: float | None = Field(
         default=None, ge=1, description="for benchmarks on GPUs: mean acceptance length, whatever is drafted"
     )
+    synthetic_acceptance: float | None = Field(
+        default=None, ge=0, le=1, description="likewise: how often a draft is accepted if those before it were, whatever is drafted"
+    )
 
 
 class PipelineConfig(BaseModel):

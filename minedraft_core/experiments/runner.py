@@ -262,14 +262,9 @@ def _drafter_of(session: Session, around: Surroundings) -> DrafterConfig:
         return DrafterConfig(cores=around.cores.drafter, replay=str(around.recording(session.target)), replay_acceptance=acceptance)
     return DrafterConfig(
         device=SHARED_DEVICE if session.mode == "sequential" else None,
-        synthetic_acceptance_length=None if acceptance is None else mean_length(acceptance, session.k),
+        synthetic_acceptance=acceptance,
     )
 
 
 def _digest(content: object) -> str:
     return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_DIGITS]
-
-
-def mean_length(acceptance: float, k: int) -> float:
-    """Tokens that a request gets from a pass on average, where a draft token is right with this probability if those before it are."""
-    return sum(acceptance**position for position in range(k + 1))

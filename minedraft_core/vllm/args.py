@@ -109,6 +109,9 @@ def draft_model_speculation(config: PipelineConfig) -> dict[str, Any]:
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": config.drafter.synthetic_acceptance_length,
         }
+    if (acceptance := config.drafter.synthetic_acceptance) is not None:
+        rates = [acceptance**position for position in range(1, config.speculative.longest_draft + 1)]
+        speculation |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return speculation
 
 
@@ -119,8 +122,8 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     for name in ("compiled", "fused", "weights"):
         if getattr(config.drafter, name) != DrafterConfig.model_fields[name].default:
             raise ConfigError(f"--drafter-{name} is for GPUs: remove it")
-    if config.drafter.synthetic_acceptance_length is not None:
-        raise ConfigError("a synthetic acceptance length is for GPUs; on CPU replay what plain decoding wrote")
+    if config.drafter.synthetic_acceptance_length is not None or config.drafter.synthetic_acceptance is not None:
+        raise ConfigError("synthetic acceptance is for GPUs; on CPU replay what plain decoding wrote")
     if args.enable_chunked_prefill:
         raise ConfigError("--enable-chunked-prefill: vLLM's CPU backend fails on seeded requests with chunked prefill; remove it")
     if os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") not in ("auto", "nobind"):

@@ -11,7 +11,7 @@ import pytest
 
 from minedraft_core.config import ConfigError
 from minedraft_core.experiments.grid import Session, cells_of, sessions_of
-from minedraft_core.experiments.runner import Surroundings, mean_length, pipeline_of, run_session
+from minedraft_core.experiments.runner import Surroundings, pipeline_of, run_session
 from minedraft_core.report.reading import read_traces
 from minedraft_core.types import Mode
 from tests.experiments.samples import Starter, surroundings, variant
@@ -176,13 +176,8 @@ def test_on_gpus_the_drafter_is_beside_the_target_only_in_sequential(tmp_path: P
     around = surroundings(tmp_path, variant(modes=["sequential", "parallel"], k=[2], pairs=pairs, tensor_parallel=4))
     sequential, parallel = (pipeline_of(session, around) for session in sessions(around))
     assert (sequential.drafter.device, parallel.drafter.device) == (0, None)
-    assert parallel.drafter.synthetic_acceptance_length == 1.75
+    assert parallel.drafter.synthetic_acceptance == 0.5
     assert parallel.drafter.replay is None
-
-
-def test_mean_length() -> None:
-    assert mean_length(1.0, 4) == 5.0
-    assert mean_length(0.0, 4) == 1.0
 
 
 def test_vllms_own_speculation_is_refused_on_cpu_before_anything_is_prepared(tmp_path: Path) -> None:

@@ -91,3 +91,9 @@ def test_eight_bits_are_near_the_weights(seed: int, size: float) -> None:
     # Three bits of mantissa, and below 2^-6 of the type steps of 2^-9.
     assert ((back - weight).abs() <= weight.abs() / 16 + largest / 448 * 2**-10 * 1.01).all()
     assert (back[2] == 0.0).all()
+
+
+def test_synthetic_acceptance_is_the_same_for_fewer_drafts() -> None:
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=3)
+    made = draft_model_speculation(PipelineConfig(speculative=speculative, drafter=DrafterConfig(synthetic_acceptance=0.5)))
+    assert (made["rejection_sample_method"], made["synthetic_acceptance_rates"]) == ("synthetic", [0.5, 0.25, 0.125])

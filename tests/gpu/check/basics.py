@@ -31,7 +31,7 @@ BATCH = 16  # requests at once where outputs are compared
 TIGHT = ("--num-gpu-blocks-override", "160", "--max-num-batched-tokens", "512", "--enable-prefix-caching")
 
 
-def pipeline(arguments, draft, mode, device, length=None):
+def pipeline(arguments, draft, mode, device, length=None, acceptance=None):
     cores = ((0,), (1,)) if runs_on_cpu() else ((), ())
     if mode == "off":
         return PipelineConfig(target_cores=cores[0])
@@ -53,6 +53,7 @@ def pipeline(arguments, draft, mode, device, length=None):
             device=device,
             steps_ahead=arguments.steps_ahead,
             synthetic_acceptance_length=length,
+            synthetic_acceptance=acceptance,
             compiled=arguments.compiled_drafter,
             fused=arguments.drafter_fused,
             weights=arguments.drafter_weights,
@@ -66,14 +67,14 @@ def half_of_a_batch(arguments, mode):
 
 
 @contextmanager
-def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, max_model_len=2048):
+def engine(arguments, target, draft, mode, device, concurrency, *flags, length=None, acceptance=None, max_model_len=2048):
     from minedraft_core.vllm.bench import bench_engine, engine_args, native_engine
 
     here = CPU if runs_on_cpu() else ("--gpu-memory-utilization", str(arguments.memory))
     args = engine_args(target, concurrency, [*flags, *here, *arguments.flags], {"max_model_len": max_model_len})
     start = native_engine if mode == "native" else bench_engine
     began = time.monotonic()
-    with start(args, pipeline(arguments, draft, mode, device, length)) as running:
+    with start(args, pipeline(arguments, draft, mode, device, length, acceptance)) as running:
         say(None, f"{mode} with the drafter on {device}: started in {time.monotonic() - began:.0f} s")
         yield running
 
