@@ -150,7 +150,7 @@ class Products:
     ) -> torch.Tensor:
         """rows [n, in], n <= MOST_ROWS, normed if there is a norm, times the weights: [n, out].
 
-        `residual` [n, out] is added, and gets the result.
+        `residual` [n, out] is added, and gets the result. A chained kernel reads it early: the kernel just before must not have written it.
 
         `gated`: the first half of the weights is a gate; [n, out / 2], SiLU(gate) * up.
         """
