@@ -13,7 +13,7 @@ import pytest
 
 from minedraft_core.control import ModeOrder
 from minedraft_core.types import DrafterRecord, DraftRecord, Mode, ModeRecord
-from tests.gpu.check import basics, findings, sampling, soak, switch
+from tests.gpu.check import basics, findings, sampling, serve, soak, switch
 from tests.gpu.check.findings import FINDINGS, attempt, figure, say
 
 DOWN = DrafterRecord(up=False, restarted=False, reason="fault", message="broke")
@@ -177,3 +177,22 @@ def test_a_switch_ends_as_it_began(mode: str) -> None:
     found = switch.orders(mode, 4)
     assert found[-1] == ModeOrder(Mode(mode), 4)
     assert {order.mode for order in found} == {Mode.OFF, Mode.SEQUENTIAL, Mode.PARALLEL, Mode(mode)}
+
+
+def logprobs(*tokens: str, rivals: dict[str, float]) -> dict:
+    return {"tokens": list(tokens), "top_logprobs": [{token: -0.1, **rivals} for token in tokens]}
+
+
+@pytest.mark.parametrize(
+    ("rival", "good"),
+    [pytest.param(-0.2, True, id="a tie"), pytest.param(-3.0, False, id="far apart"), pytest.param(None, False, id="unseen")],
+)
+def test_texts_over_http_may_part_at_ties_alone(rival: float | None, good: bool) -> None:
+    rivals = {} if rival is None else {"c": rival}
+    serve._compare("s", [logprobs("a", "c", rivals={})], [logprobs("a", "b", rivals=rivals)])
+    assert [line["good"] for line in FINDINGS.lines] == [good]
+
+
+def test_nothing_to_compare_with_is_no_success() -> None:
+    serve._compare("s", [], [])
+    assert [line["good"] for line in FINDINGS.lines] == [False]

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 import tests.gpu.check as package
-from tests.gpu.check import basics, features, pearl, sampling, soak, step, sweep, switch, tiles
+from tests.gpu.check import basics, features, pearl, sampling, serve, soak, step, sweep, switch, tiles
 
-MODULES = (basics, sweep, pearl, features, sampling, switch, soak, step, tiles)
+MODULES = (basics, sweep, pearl, features, sampling, serve, switch, soak, step, tiles)
 STAGES = {
     name.removeprefix("stage_"): function
     for module in MODULES
