@@ -24,6 +24,8 @@ def descend(
     """
     best = dict(start)
     for _ in range(rounds):
+        if ended():
+            break
         before = best
         for coordinate, values in offered(best).items():
             if ended():
