@@ -10,7 +10,7 @@ own EAGLE: see `eagle_stage`), `eagle_tensor_parallel` (the same over two device
 `pearl` (lookahead: hits and exactness), `lookahead` (what a hit gains and a miss costs), `features` (what a request can ask for, as plain
 decoding answers it), `sampling` (the law of sampled tokens, against plain decoding), `serve` (over HTTP, with this server and with vLLM's
 own), `switch` (modes and draft lengths change under load), `soak` (--minutes of mixed load in each mode), `step` (a draft step alone, in
-each way of running it), `tiles` (how the products of its layers are best cut).
+each way of running it), `tiles` (how its products are best cut and its attention is best spread, by whole steps).
 
 Prints one line for each finding and ends with 1 where one is bad; an engine that fails is a finding, and the next one goes on. --json keeps
 findings and figures. Without CUDA the stages from `pearl` on can be tried on the CPU pipeline.

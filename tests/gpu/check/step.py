@@ -18,11 +18,12 @@ VARIANTS = (("none", "as_saved"), ("attention", "as_saved"), ("layers", "as_save
 def stage_step(arguments) -> None:
     """Each way of running a draft step, by batch size; the kernels of one draft where a profiler can be had."""
     name = arguments.pair.split("+")[1]
-    config = _config(f"{arguments.shapes}/{name}", arguments.k, max(arguments.concurrency))
+    config = configuration(f"{arguments.shapes}/{name}", arguments.k, max(arguments.concurrency))
     engines = {}
     for fused, weights in VARIANTS:
         with attempt(f"{fused} {weights}"):
-            engine = _engine(config, DrafterConfig(fused=fused, weights=weights), arguments.k, max(arguments.concurrency))
+            engine = allocated(config, DrafterConfig(fused=fused, weights=weights), arguments.k, max(arguments.concurrency))
+            _capture(engine)
             for rows in arguments.concurrency:
                 took = _replayed(engine, rows) / arguments.k
                 say(None, f"{name} {fused} {weights}, batch {rows}: {took:.0f} us a draft step")
@@ -37,8 +38,9 @@ def stage_step(arguments) -> None:
         engine.close()
 
 
-def _config(shape: str, k: int, most: int):
+def configuration(shape: str, k: int, most: int):
     """vLLM's configuration of a target and a drafter of the same shape, with dummy weights."""
+    import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from minedraft_core.vllm.args import draft_model_speculation
@@ -53,12 +55,14 @@ def _config(shape: str, k: int, most: int):
         max_num_seqs=most,
         speculative_config=draft_model_speculation(PipelineConfig(speculative=speculative)),
     ).create_engine_config()
-    stand_alone(config, Path(tempfile.mkdtemp()), "nccl")
+    # Two stages may run in one process.
+    if not torch.distributed.is_initialized():
+        stand_alone(config, Path(tempfile.mkdtemp()), "nccl")
     return config
 
 
-def _engine(config, drafter: DrafterConfig, k: int, most: int):
-    """A drafter with its graphs, and jobs of requests with `CONTEXT` tokens in its buffer."""
+def allocated(config, drafter: DrafterConfig, k: int, most: int):
+    """A drafter without graphs yet, and jobs of requests with `CONTEXT` tokens in its buffer."""
     import torch
     from vllm.config import set_current_vllm_config
 
@@ -77,11 +81,15 @@ def _engine(config, drafter: DrafterConfig, k: int, most: int):
     pack[:, 0], pack[:, 1], pack[:, 2], pack[:, 3] = 11, 12, CONTEXT - 1 - k, 1
     held = CONTEXT // PAGE + 1
     pack[:, HEADER : HEADER + held] = 1 + torch.arange(most * held, dtype=torch.int32, device=device).view(most, held)
-    before = pack.clone()
-    engine.capture()
-    pack.copy_(before)
-    engine.settle()
     return engine
+
+
+def _capture(engine) -> None:
+    """Record the graphs of an engine; its jobs stay what they are."""
+    jobs = engine._pack.clone()
+    engine.capture()
+    engine._pack.copy_(jobs)
+    engine.settle()
 
 
 def _replayed(engine, rows: int) -> float:

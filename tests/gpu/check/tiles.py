@@ -1,209 +1,214 @@
-"""How the products of a drafter's layers are best cut and their attention is best spread, measured."""
+"""How the products of a drafter's layers are best cut and their attention is best spread: one thing after the other is changed.
+
+Whole draft steps are measured. What a kernel takes alone says little: chained kernels share a card with their neighbours.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import product
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 
-from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
-from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile, Workspace, padded
+from minedraft_core.config import DrafterConfig
+from minedraft_core.vllm.gpu.decode import MAX_QUERIES, DraftStep, Heads, Turn, decode
+from minedraft_core.vllm.gpu.kernels import HEADER, row_width
+from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile
 from minedraft_core.vllm.gpu.weights import eight_bits
+from tests.gpu.check.cuts import Shaped, other_heads, products_of
+from tests.gpu.check.descent import descend
 from tests.gpu.check.findings import attempt, figure, say
 from tests.gpu.check.replay import fastest
+from tests.gpu.check.step import CONTEXT, MAX_LEN, PAGE, allocated, configuration
 
-OUTPUTS, DEPTHS, PARTS, STAGES, WARPS = (16, 32, 64), (128, 256, 512), (1, 2, 4), (3, 4, 6), (4, 8)
-SHARED = range(24 * 1024, 200 * 1024)  # bytes of shared memory that a tile may take
-MOST_SUMS = 2048
-COPIES, REPEATS = 16, 20  # of a matrix, so that none is found in the L2 cache; of their products
+SECONDS = {"as_saved": 200, "fp8": 100}  # of the search, by how the weights are kept
+ROUNDS, NOISE = 2, 0.004
+REPEATS, WARMUP = 15, 3  # of a draft
 COMPILERS = 12
-CONTEXT, PAGE = 256, 16
-ATTENTION = tuple(product((64, 128), (64, 128, 256), (4, 8), (3,)))  # tokens at a time and of a part at least, warps, stages
+ATTENTION = "attention"
+Place = Shaped | str
+Way = Tile | Heads
 
 
 @dataclass(frozen=True)
-class Fixed(Products):
-    """Products that are cut in one way."""
+class Given(Products):
+    """Products that are cut as it is given by the padded rows and the weights' shape."""
 
-    cut: Tile
+    tiles: Mapping[tuple[int, int, int], Tile] = field(default_factory=dict)
 
     def tile(self, rows: int, matrix: Matrix, *, gated: bool, normed: bool) -> Tile:
-        return self.cut
+        given = self.tiles.get((rows, *matrix.weight.shape))
+        return super().tile(rows, matrix, gated=gated, normed=normed) if given is None else given
 
 
-@dataclass(frozen=True)
-class Shaped:
-    """One product of a layer: its name, weights [outputs, depth] in 8 bits or not, how many rows, and what surrounds it."""
-
-    name: str
-    outputs: int
-    depth: int
-    gated: bool
-    normed: bool
-    eight: bool
-    rows: int
-
-    @cached_property
-    def device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
-    @cached_property
-    def multiprocessors(self) -> int:
-        return torch.cuda.get_device_properties(self.device).multi_processor_count
-
-    @property
-    def element_size(self) -> int:
-        return 1 if self.eight else 2
-
-    @cached_property
-    def first(self) -> Matrix:
-        weight = torch.randn(self.outputs, self.depth, device=self.device).mul_(0.02).bfloat16()
-        if not self.eight:
-            return Matrix(weight)
-        quantized, scales = eight_bits(weight)
-        return Matrix(quantized, None, scales.flatten())
-
-    @cached_property
-    def values(self) -> torch.Tensor:
-        return torch.randn(self.rows, self.depth, device=self.device).bfloat16()
-
-    @cached_property
-    def norm(self) -> Norm | None:
-        return Norm(torch.ones(self.depth, device=self.device, dtype=torch.bfloat16), 1e-6) if self.normed else None
-
-    @cached_property
-    def residual(self) -> torch.Tensor | None:
-        return None if self.normed else torch.zeros(self.rows, self.outputs, device=self.device, dtype=torch.bfloat16)
-
-    def workspace(self, cut: Tile) -> Workspace:
-        return Fixed(self.multiprocessors, True, cut).workspace([(self.first, self.gated)], self.device)
-
-    def multiply(self, cut: Tile, matrix: Matrix, workspace: Workspace) -> None:
-        products = Fixed(self.multiprocessors, True, cut)
-        products.multiply(self.values, matrix, workspace, self.norm, self.residual, gated=self.gated)
+def given(settings: Mapping[Place, Way], products: Products) -> Given:
+    """The products with these tiles."""
+    tiles = {(place.rows, place.outputs, place.depth): way for place, way in settings.items() if isinstance(place, Shaped)}
+    return Given(products.multiprocessors, products.chained, tiles)
 
 
 def stage_tiles(arguments) -> None:
-    """The fastest tiles of each product for a batch, and the one that is chosen."""
-    shape = json.loads(Path(arguments.shapes, arguments.pair.split("+")[1], "config.json").read_text())
-    hidden, inner, head = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-    queries = shape["num_attention_heads"] * head
-    joined = queries + 2 * shape["num_key_value_heads"] * head
-    with attempt("attention"):
-        _attention(shape["num_attention_heads"], shape["num_key_value_heads"], head, arguments.concurrency[0])
+    """From what is chosen for a batch to what is better, with the weights as they were saved and in 8 bits."""
+    name, batch = arguments.pair.split("+")[1], arguments.concurrency[0]
+    folder = Path(arguments.shapes, name)
+    config = configuration(str(folder), arguments.k, batch)
     # Compiling holds Python's lock, so it has processes of its own; they leave what they compile in Triton's cache.
     workers = min(COMPILERS, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for eight in (False, True):
-            common = {"eight": eight, "rows": arguments.concurrency[0]}
-            for shaped in (
-                Shaped("qkv", joined, hidden, gated=False, normed=True, **common),
-                Shaped("output", hidden, queries, gated=False, normed=False, **common),
-                Shaped("gate and up", 2 * inner, hidden, gated=True, normed=True, **common),
-                Shaped("down", hidden, inner, gated=False, normed=False, **common),
-            ):
-                with attempt(shaped.name):
-                    _tiles(shaped, pool)
+        for weights, seconds in SECONDS.items():
+            with attempt(weights):
+                others = Others(pool, json.loads((folder / "config.json").read_text()), batch, 1 if weights == "fp8" else 2)
+                others.compile(others.chosen)
+                engine = allocated(config, DrafterConfig(fused="layers", weights=weights), arguments.k, batch)
+                _search(Step(engine, batch, arguments.k, f"{name} {weights}", others.chosen), others, time.monotonic() + seconds)
+                engine.close()
 
 
-def _tiles(shaped: Shaped, pool: ProcessPoolExecutor) -> None:
-    weight = shaped.first.weight
-    matrices = [replace(shaped.first, weight=weight.clone()) for _ in range(COPIES)]
-    chosen = Products(shaped.multiprocessors, chained=True).tile(
-        padded(shaped.rows), shaped.first, gated=shaped.gated, normed=shaped.normed
-    )
-    found = _timed(shaped, matrices, pool, [chosen, *_sensible(shaped)])
-    bytes_read = weight.numel() * weight.element_size()
-    for cut in (chosen, *sorted(found, key=found.__getitem__)[:6]):
-        speed = bytes_read / found[cut] / 1e6
-        say(None, f"{shaped.name}{' fp8' * shaped.eight}, {shaped.rows} rows: {found[cut]:.2f} us, {speed:.2f} TB/s with {cut}")
-    figure(
-        product=shaped.name, eight=shaped.eight, rows=shaped.rows, chosen=str(chosen), us={str(cut): took for cut, took in found.items()}
-    )
+def _search(step: Step, others: Others, deadline: float) -> None:
+    from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
+
+    # Every capture collects garbage, which takes long unless what is there is left out.
+    with freeze_gc_for_cudagraph_capture():
+        best = descend(others.chosen, others.offered, step.measure, rounds=ROUNDS, noise=NOISE, ended=lambda: time.monotonic() > deadline)
+        before, after = (min(took) for took in zip(*((step.measure(others.chosen), step.measure(best)) for _ in range(3)), strict=True))
+    for place, way in best.items():
+        say(None, f"{step.name}, {_place(place)}: chosen {_way(others.chosen[place])}, best {_way(way)}")
+    say(None, f"{step.name}, batch {step.batch}: {before:.0f} us a draft step as chosen, {after:.0f} at best")
+    chosen, found = ({_place(place): str(way) for place, way in settings.items()} for settings in (others.chosen, best))
+    figure(model=step.name, batch=step.batch, chosen=chosen, best=found, chosen_us=before, best_us=after)
 
 
-def _sensible(shaped: Shaped) -> list[Tile]:
-    """Tiles that fill a card, fit in its shared memory and leave registers for sums."""
-    found = []
-    for outputs, depth, parts, stages, warps in product(OUTPUTS, DEPTHS, PARTS, STAGES, WARPS):
-        cut = Tile(outputs, depth, parts, stages, warps=warps)
-        programs = shaped.outputs // (1 + shaped.gated) // outputs * parts
-        rows = padded(shaped.rows)
-        shared = (stages - 1) * depth * (outputs * shaped.element_size * (1 + shaped.gated) + 2 * rows)
-        whole = shaped.depth % (depth * parts) == 0 and shared in SHARED and outputs * rows * (1 + shaped.gated) <= MOST_SUMS
-        if whole and 0.7 <= programs / shaped.multiprocessors <= 6:
-            found.append(cut)
-    return found
+class Others:
+    """What else there is for each place, as far as it runs."""
+
+    def __init__(self, pool: ProcessPoolExecutor, shape: dict, batch: int, size: int) -> None:
+        """`shape`: the model's config.json; `size`: bytes of a weight."""
+        self._pool, self._batch = pool, batch
+        self._multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        products = Products(self._multiprocessors, chained=True)
+        heads = Heads(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"], self._multiprocessors)
+        self.chosen: dict[Place, Way] = {shaped: shaped.chosen(products) for shaped in products_of(shape, batch, size)}
+        self.chosen[ATTENTION] = heads
+        self._runs: dict[tuple[Place, Way], list[Future]] = {}
+        self._faults: dict[tuple[Place, Way], str] = {}
+
+    def compile(self, settings: Mapping[Place, Way]) -> dict[Place, list[Way]]:
+        """Begin to compile what else there is beside these settings."""
+        others = {place: self._others(place, way) for place, way in settings.items()}
+        for key in ((place, way) for place, ways in others.items() for way in ways):
+            if key not in self._runs:
+                self._runs[key] = self._submit(*key)
+        return others
+
+    def offered(self, settings: Mapping[Place, Way]) -> dict[Place, list[Way]]:
+        """What else there is beside these settings, compiled."""
+        others = self.compile(settings)
+        for (place, way), runs in self._runs.items():
+            faults = [fault for run in runs if (fault := run.result()) is not None]
+            if faults and (place, way) not in self._faults:
+                self._faults[place, way] = faults[0]
+                say(None, f"{_place(place)}, {_way(way)}: {faults[0]}")
+        return {place: [way for way in ways if (place, way) not in self._faults] for place, ways in others.items()}
+
+    def _others(self, place: Place, way: Way) -> list[Way]:
+        return other_heads(way) if isinstance(place, str) else place.others(way, self._multiprocessors)
+
+    def _submit(self, place: Place, way: Way) -> list[Future]:
+        if isinstance(place, str):
+            return [self._pool.submit(fault_of, _attend, way, self._batch, queries) for queries in range(1, MAX_QUERIES + 1)]
+        return [self._pool.submit(fault_of, _multiply, place, given({place: way}, Products(self._multiprocessors, chained=True)))]
 
 
-def _compile(shaped: Shaped, cut: Tile) -> str | None:
-    """Compile and run a tile once: what it failed with."""
+class Step:
+    """A draft engine that drafts for one batch, in one way after the other."""
+
+    def __init__(self, engine, batch: int, k: int, name: str, chosen: Mapping[Place, Way]) -> None:
+        self._engine, self._k, self._chosen = engine, k, chosen
+        self.batch, self.name = batch, name
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def measure(self, settings: Mapping[Place, Way]) -> float:
+        """Microseconds of a draft step, the first and the later ones together; infinite if it does not run."""
+        changed = {place: way for place, way in settings.items() if way != self._chosen[place]}
+        text = "; ".join(f"{_place(place)}: {_way(way)}" for place, way in changed.items()) or "as chosen"
+        took = math.inf
+        with attempt(text):
+            took = self._replayed(settings)
+            say(None, f"{self.name}, {took:.0f} us, {text}")
+            figure(model=self.name, batch=self.batch, changed={_place(place): str(way) for place, way in changed.items()}, step_us=took)
+        return took
+
+    def _replayed(self, settings: Mapping[Place, Way]) -> float:
+        engine, model = self._engine, self._engine._model
+        model._stack = replace(model._stack, products=given(settings, model._stack.products))
+        model._workspace = model._stack.workspace()
+        model._fused = (settings[ATTENTION], settings[ATTENTION].scratch(self.batch, model.device))
+        engine._record(self.batch, self._pool, sampled=False)
+        with torch.cuda.stream(engine._stream):
+            return fastest(engine._graphs[self.batch, False], REPEATS, WARMUP) / self._k
+
+
+def _place(place: Place) -> str:
+    return place if isinstance(place, str) else f"{place.name}, {place.rows} rows"
+
+
+def _way(way: Way) -> str:
+    if isinstance(way, Heads):
+        return f"{way.block} tokens at a time, {way.shortest} at least, {way.warps} warps, {way.stages} stages"
+    return f"{way.outputs} x {way.depth}, {way.parts} parts, {way.stages} stages, {way.warps} warps, {way.early} early"
+
+
+def fault_of(run, *arguments) -> str | None:
+    """What something fails with on the card, if it does."""
     try:
-        shaped.multiply(cut, shaped.first, shaped.workspace(cut))
+        torch.set_num_threads(1)
+        run(*arguments)
         torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 -- a tile may need more than there is
-        return type(error).__name__
+        return f"{type(error).__name__}: {error}"
     return None
 
 
-def _timed(shaped: Shaped, matrices: list[Matrix], pool: ProcessPoolExecutor, cuts: list[Tile]) -> dict[Tile, float]:
-    """Microseconds of a product by tile. Tiles that do not run are left out."""
-    different = list(dict.fromkeys(cuts))
-    found = {}
-    for cut, fault in zip(different, pool.map(_compile, [replace(shaped)] * len(different), different, chunksize=4), strict=True):
-        if fault is not None:
-            say(None, f"  {cut}: {fault}")
-            continue
-        workspace = shaped.workspace(cut)
-        shaped.multiply(cut, shaped.first, workspace)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for matrix in matrices:
-                shaped.multiply(cut, matrix, workspace)
-        found[cut] = (graph, workspace)
-    torch.cuda.synchronize()
-    return {cut: fastest(graph, REPEATS, 2) / COPIES for cut, (graph, _) in found.items()}
+@lru_cache(maxsize=1)
+def _inputs(shaped: Shaped) -> tuple[torch.Tensor, Matrix, Norm | None, torch.Tensor | None]:
+    """Rows, weights, and a norm or residual, all zero."""
+
+    def zeros(*size: int) -> torch.Tensor:
+        return torch.zeros(*size, dtype=torch.bfloat16, device="cuda")
+
+    weight = zeros(shaped.outputs, shaped.depth)
+    quantized, scales = eight_bits(weight) if shaped.size == 1 else (weight, None)
+    matrix = Matrix(quantized, None, None if scales is None else scales.flatten())
+    rows = zeros(shaped.rows, shaped.depth)
+    return rows, matrix, *((Norm(zeros(shaped.depth), 1e-6), None) if shaped.normed else (None, zeros(shaped.rows, shaped.outputs)))
 
 
-def _attention(num_heads: int, num_kv_heads: int, size: int, rows: int) -> None:
-    """Ways of running the attention of a step after `CONTEXT` tokens."""
-    device = torch.device("cuda", 0)
-    columns = CONTEXT // PAGE + 1
-    caches = [
-        torch.randn(1 + rows * columns, PAGE, num_kv_heads, 2 * size, device=device).bfloat16().transpose(1, 2) for _ in range(COPIES)
-    ]
-    table = 1 + torch.arange(rows * columns, dtype=torch.int32, device=device).view(rows, columns)
-    positions = torch.full((rows,), CONTEXT, device=device)
-    slots = table[:, CONTEXT // PAGE].long() * PAGE + CONTEXT % PAGE
-    joined = torch.randn(rows, num_heads + 2 * num_kv_heads, size, device=device).bfloat16()
-    query, key, value = joined.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-    output, seq_lens = torch.empty(rows, num_heads, size, device=device).bfloat16(), (positions + 1).int()
-    gains = torch.ones(size, device=device, dtype=torch.bfloat16)
-    turn = Turn(positions, torch.ones(CONTEXT + 1, size, device=device).bfloat16(), (gains, gains), 1e-6, chained=True)
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    plain = Heads(num_heads, num_kv_heads, size, multiprocessors)
-    ways = [replace(plain, block=block, shortest=shortest, warps=warps, stages=stages) for block, shortest, warps, stages in ATTENTION]
-    found = {}
-    for heads in dict.fromkeys([plain, *ways]):
-        step = DraftStep(heads, heads.scratch(rows, device), table, seq_lens, slots)
-        run = partial(_attend, step, query, key, value, caches, output, 1.0, turn)
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        found[heads] = fastest(graph, REPEATS, 2) / COPIES
-    for heads in (plain, *sorted(found, key=found.__getitem__)[:4]):
-        say(None, f"attention, {rows} requests of {CONTEXT} tokens: {found[heads]:.2f} us with {heads}")
-    figure(product="attention", rows=rows, chosen=str(plain), us={str(heads): took for heads, took in found.items()})
+def _multiply(shaped: Shaped, products: Products) -> None:
+    rows, matrix, norm, residual = _inputs(shaped)
+    workspace = products.workspace([(matrix, shaped.gated)], rows.device)
+    products.multiply(rows, matrix, workspace, norm, residual, gated=shaped.gated)
 
 
-def _attend(step, query, key, value, caches, *others) -> None:
-    for cache in caches:
-        decode(step, query, key, value, cache, *others)
+def _attend(heads: Heads, batch: int, queries: int) -> None:
+    """Attention of a step as an engine runs it: a table of the same stride and alignment, which a kernel is compiled for."""
+
+    def zeros(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.zeros(*size, dtype=dtype, device="cuda")
+
+    table = zeros(batch, row_width(MAX_LEN // PAGE), dtype=torch.int32)[:, HEADER:]
+    slots, positions = zeros(batch * queries, dtype=torch.int64), zeros(batch * queries, dtype=torch.int64)
+    step = DraftStep(heads, heads.scratch(batch, table.device), table, zeros(batch, dtype=torch.int32) + CONTEXT, slots)
+    joined = zeros(batch * queries, heads.num_heads + 2 * heads.num_kv_heads, heads.head_size)
+    query, key, value = joined.split([heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1)
+    cache = zeros(1, PAGE, heads.num_kv_heads, 2 * heads.head_size).transpose(1, 2)
+    norms = (zeros(heads.head_size), zeros(heads.head_size))
+    turn = Turn(positions, zeros(CONTEXT, heads.head_size), norms, 1e-6, chained=True)
+    decode(step, query, key, value, cache, torch.empty_like(query, memory_format=torch.contiguous_format), 1.0, turn)
