@@ -37,7 +37,10 @@ app.add_typer(drafter_app, name="drafter")
 CacheDir = Annotated[
     Path | None,
     typer.Option(
-        help="Where prepared models lie; without it MINEDRAFT_CACHE, or minedraft in the user's cache folder.", show_default=False
+        "--cache",
+        "--cache-dir",
+        help="Where prepared models lie; without it MINEDRAFT_CACHE, or minedraft in the user's cache folder.",
+        show_default=False,
     ),
 ]
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner, Result
 
+from minedraft_core.config import ConfigError
 from minedraft_core.training.prompts import Question, read_prompts
 from server.cli import app
 
@@ -110,6 +111,15 @@ def test_a_run_is_taken_up_again_and_its_report_counts_all_of_it(target: Path, t
     (out / "state" / "training.pt").write_bytes(b"half")
     result = train(target, out)
     assert (result.exit_code, "is damaged" in result.output) == (2, True)
+
+
+def test_prompts_may_begin_with_a_byte_order_mark_and_must_be_of_characters(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "hi"}\n')
+    assert [question.words for question in read_prompts(path)] == ["hi"]
+    path.write_text('{"prompt": "a"}\n{"prompt": "\\ud800"}\n')
+    with pytest.raises(ConfigError, match="line 2: the prompt has half of a surrogate pair"):
+        read_prompts(path)
 
 
 def test_a_corpus_is_not_taken_from_another_target_or_other_prompts(target: Path, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ license: {licence}
 
 # Drafter for {target}
 
-A draft model for speculative decoding with {target} as the target: {layers} Llama layers, MLP width {width}, {own:.1f} million weights
-of its own. Embedding and head are the target's; `draft_vocab.safetensors` names the {vocabulary} tokens worth proposing. It is no chat
-model: use it to draft."""
+A draft model for speculative decoding with {target} as the target: {layers} Llama layer{plural}, MLP width {width}, {own:.1f} million
+weights of its own. Embedding and head are the target's; `draft_vocab.safetensors` names the {vocabulary} tokens worth proposing.
+It is no chat model: use it to draft."""
 
 _TRAINING = """## Training
 
-The target wrote all the text itself: {tokens:.1f} million tokens in conversations of {length} tokens, user turns at temperature
-{user_temperature:g}, answers at {temperatures}; {prompts} outside prompts. The drafter read {read:.0f} million tokens in {steps} steps
+The target wrote all the text itself: {tokens} in conversations of {length} tokens, user turns at temperature
+{user_temperature:g}, answers at {temperatures}; {prompts} outside prompts. The drafter read {read} in {steps} steps
 and learnt the target's next-token distribution (forward KL divergence; its {top} most likely tokens, and the rest as one; weight {soft:g})
 and its most likely token (cross-entropy; weight {hard:g}){miss}.
 {optimizer}, learning rate {rate:g}, seeds {text_seed} (text) and {seed} (training).
@@ -46,6 +46,10 @@ def acceptance_table(rows: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _count(tokens: int) -> str:
+    return f"{tokens / 1e6:.1f} million tokens" if tokens >= 1_000_000 else f"{tokens:,} tokens"
+
+
 def model_card(report: dict[str, Any]) -> str:
     """The card as Markdown with the header that model hubs read; `report` is what a training run writes to report.json."""
     plan, corpus, drafter = report["distillation"], report["corpus"], report["drafter"]
@@ -53,17 +57,18 @@ def model_card(report: dict[str, Any]) -> str:
         licence=report["licence"],
         target=report["target"],
         layers=drafter["layers"],
+        plural="" if drafter["layers"] == 1 else "s",
         width=drafter["intermediate_size"],
         own=drafter["own_parameters"] / 1e6,
         vocabulary=drafter["vocabulary"],
     )
     training = _TRAINING.format(
-        tokens=corpus["tokens"] / 1e6,
+        tokens=_count(corpus["tokens"]),
         length=corpus["length"],
         user_temperature=corpus["user_temperature"],
         temperatures=", ".join(f"{degree:g}" for degree in corpus["temperatures"]),
         prompts=corpus["prompts"] or "no",
-        read=report["tokens_read"] / 1e6,
+        read=_count(report["tokens_read"]),
         steps=report["steps"],
         top=corpus["top"],
         soft=round(1 - plan["hard_weight"] - plan["miss_weight"], 6),

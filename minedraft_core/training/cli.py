@@ -95,14 +95,14 @@ def _distill(
     examples: Corpus,
     plan: DistillPlan,
     out: Path,
-    check: Callable[[], dict[str, dict[str, dict[str, Any]]]],
+    check: Callable[[], dict[str, dict[str, dict[str, Any]]]] | None,
 ) -> Trained:
     with (out / "log.jsonl").open("a") as log, _progress(console, "training", plan.steps) as (bar, task):
 
         def hear(step: Step) -> None:
             entry: dict[str, Any] = asdict(step)
             bar.update(task, completed=step.step, note=f"KL {step.soft:.3f}")
-            if step.step % plan.checkpoint_every == 0:
+            if step.step % plan.checkpoint_every == 0 and check is not None:
                 entry |= {name: rows["overall"] for name, rows in check().items()}
                 lengths = f"{entry['greedy']['acceptance_length']:.2f} greedy, {entry['sampled']['acceptance_length']:.2f} sampled"
                 bar.console.print(f"step {step.step}: KL {step.soft:.3f}, acceptance length on held-out prompts {lengths}")
@@ -206,8 +206,13 @@ def train(
             raise ConfigError(f"no conversation in {folder} gets as far as an answer: raise --length")
         drafter = Drafter.start(model, layers, width(model, intermediate_size), draft_vocabulary(counts, vocabulary, template.stops), seed)
         judge = _Judge(model, k, evaluated_tokens, seed)
-        checks = judge.references(_held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), length, seed))
-        done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
+        held_out = _held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), length, seed)
+        if held_out:
+            checks = judge.references(held_out)
+            done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
+        else:
+            console.print("no held-out conversation gets as far as an answer, so acceptance is not measured meanwhile; raise --length")
+            done = _distill(console, drafter, examples, plan, out, None)
         pack(drafter, out / "drafter.safetensors")
         save_checkpoint(drafter.model, drafter.token_ids, target, out)
         report: dict[str, Any] = {

@@ -27,7 +27,7 @@ def read_prompts(path: Path) -> list[Question]:
     """
     try:
         # Other characters that end a line for Python may stand inside a JSON string.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8: {error}") from None
     found = [_question(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -47,4 +47,6 @@ def _question(path: Path, number: int, line: str) -> Question:
     category = entry.get("category", _CATEGORY)
     if not isinstance(words, str) or not isinstance(category, str):
         raise ConfigError(f"{path}, line {number}: prompt and category must be text")
+    if any("\ud800" <= letter <= "\udfff" for letter in words):
+        raise ConfigError(f"{path}, line {number}: the prompt has half of a surrogate pair (\\ud800 to \\udfff), which is no character")
     return Question(words, category)

@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from minedraft_core.checkpoint import check_checkpoint
 from minedraft_core.config import HEADS, ConfigError, DrafterConfig, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.additional import with_own
@@ -46,7 +47,7 @@ def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineA
         if getattr(args, name) not in (None, "auto"):
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
     if config.speculative.model is not None:
-        _refuse_nothing("--speculative-config: 'model'", config.speculative.model)
+        _check_model("--speculative-config: 'model'", config.speculative.model)
     if runs_on_cpu():
         return _on_cpu(args, config)
     if current_platform.is_cuda():
@@ -149,15 +150,18 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     return replace(args, **changes)
 
 
-def _refuse_nothing(key: str, model: str) -> None:
-    """A path where nothing is would be taken for the name of a model on a hub."""
-    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+def _check_model(key: str, model: str) -> None:
+    """A path where nothing is would be taken for the name of a model on a hub; a folder must hold what it says."""
+    path = Path(model).expanduser()
+    if model.startswith(("/", "./", "../", "~")) and not path.exists():
         raise ConfigError(f"{key}: there is nothing at {model}")
+    if path.is_dir():
+        check_checkpoint(key, path)
 
 
 def start_engine(args: AsyncEngineArgs) -> AsyncLLM:
     """A running engine. Raises ConfigError, with vLLM's reason, where the arguments contradict each other or the engine does not start."""
-    _refuse_nothing("--model", args.model)
+    _check_model("--model", args.model)
     try:
         config = args.create_engine_config()
     except ValidationError as error:
