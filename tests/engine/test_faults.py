@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -80,8 +81,9 @@ def test_requests_go_on_and_the_drafter_comes_back(
 
 
 @pytest.mark.slow
-def test_a_drafter_that_cannot_load_stops_the_start(tmp_path: os.PathLike[str]) -> None:
-    # An empty folder is there, but holds no model.
+def test_a_drafter_that_cannot_load_stops_the_start(tmp_path: Path) -> None:
+    # A model's folder, but without weights.
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
     with pytest.raises(RuntimeError), engine("parallel", draft=tmp_path):
         pass
     assert draft_processes() == []
