@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,6 +39,22 @@ def check_checkpoint(name: str, folder: Path) -> None:
             _check_weights(name, path, ())
     if (folder / DRAFT_VOCABULARY).exists():
         _check_vocabulary(name, folder / DRAFT_VOCABULARY, config)
+
+
+def tokens_apart(target: Path, draft: Path) -> int:
+    """How many tokens two models' tokenizers give other numbers; 0 where one has no tokenizer.json, or one that cannot be read."""
+    first, second = target / "tokenizer.json", draft / "tokenizer.json"
+    if not (first.exists() and second.exists()) or filecmp.cmp(first, second, shallow=False):
+        return 0
+    try:
+        vocabularies = [json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"] for file in (first, second)]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    if not all(isinstance(each, dict | list) for each in vocabularies):
+        return 0
+    # A vocabulary is a mapping of tokens to numbers, or a list of tokens and what else is known of them.
+    theirs, ours = (set(each.items()) if isinstance(each, dict) else {(row[0], at) for at, row in enumerate(each)} for each in vocabularies)
+    return len(ours - theirs)
 
 
 def _parsed(name: str, path: Path) -> dict[str, Any]:

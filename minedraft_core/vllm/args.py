@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,13 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from minedraft_core.checkpoint import check_checkpoint
+from minedraft_core.checkpoint import check_checkpoint, tokens_apart
 from minedraft_core.config import HEADS, ConfigError, DrafterConfig, PipelineConfig
 from minedraft_core.types import Mode
 from minedraft_core.vllm.additional import with_own
 from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
+
+_logger = logging.getLogger("minedraft.pipeline")
 
 _RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
 _PARTS_ON_CPU = (1, 2, 3, 4, 8)
@@ -48,6 +51,10 @@ def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineA
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
     if config.speculative.model is not None:
         _check_model("--speculative-config: 'model'", config.speculative.model)
+        if apart := tokens_apart(Path(args.model).expanduser(), Path(config.speculative.model).expanduser()):
+            _logger.warning(
+                "The drafter's tokenizer is not the target's: %d of its tokens have other numbers there, so few drafts will be right", apart
+            )
     if runs_on_cpu():
         return _on_cpu(args, config)
     if current_platform.is_cuda():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from minedraft_core.checkpoint import check_checkpoint
+from minedraft_core.checkpoint import check_checkpoint, tokens_apart
 from minedraft_core.config import ConfigError
 from minedraft_core.drafter import DRAFT_VOCABULARY
 
@@ -82,3 +82,24 @@ def test_weights_without_an_index_are_looked_at_too(folder: Path) -> None:
     cut("model.safetensors")(folder)
     with pytest.raises(ConfigError, match="is damaged"):
         check_checkpoint("--model", folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "apart"),
+    [
+        ({"a": 0, "b": 1}, {"a": 0, "b": 1}, 0),
+        ({"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1}, 0),
+        ({"a": 0, "b": 1}, {"b": 0, "a": 1}, 2),
+        ([["a", -1.0], ["b", -2.0]], [["a", -3.0], ["c", -2.0]], 1),
+        ({"a": 0}, 3, 0),
+        ({"a": 0}, None, 0),
+    ],
+)
+def test_tokens_with_other_numbers_are_counted(tmp_path: Path, target: object, draft: object, apart: int) -> None:
+    for name, vocabulary in (("target", target), ("draft", draft)):
+        (tmp_path / name).mkdir()
+        if vocabulary is not None:
+            (tmp_path / name / "tokenizer.json").write_text(
+                json.dumps({"model": {"vocab": vocabulary}}, indent=1 if name == "draft" else None)
+            )
+    assert tokens_apart(tmp_path / "target", tmp_path / "draft") == apart

