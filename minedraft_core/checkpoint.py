@@ -30,8 +30,8 @@ def check_checkpoint(name: str, folder: Path) -> None:
     config = _parsed(name, folder / "config.json")
     if (folder / _INDEX).exists():
         places = _parsed(name, folder / _INDEX).get("weight_map")
-        if not isinstance(places, dict):
-            raise ConfigError(f"{name}: {folder / _INDEX} has no weight_map")
+        if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+            raise ConfigError(f"{name}: {folder / _INDEX} has no weight_map of weights to files")
         for file in sorted(set(places.values())):
             _check_weights(name, folder / file, (weight for weight, place in places.items() if place == file))
     else:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -207,12 +208,11 @@ def train(
         drafter = Drafter.start(model, layers, width(model, intermediate_size), draft_vocabulary(counts, vocabulary, template.stops), seed)
         judge = _Judge(model, k, evaluated_tokens, seed)
         held_out = _held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), length, seed)
-        if held_out:
-            checks = judge.references(held_out)
-            done = _distill(console, drafter, examples, plan, out, lambda: judge.acceptance(drafter, checks, repeats=1))
-        else:
+        if not held_out:
             console.print("no held-out conversation gets as far as an answer, so acceptance is not measured meanwhile; raise --length")
-            done = _distill(console, drafter, examples, plan, out, None)
+        checks = judge.references(held_out)
+        check = partial(judge.acceptance, drafter, checks, repeats=1) if held_out else None
+        done = _distill(console, drafter, examples, plan, out, check)
         pack(drafter, out / "drafter.safetensors")
         save_checkpoint(drafter.model, drafter.token_ids, target, out)
         report: dict[str, Any] = {

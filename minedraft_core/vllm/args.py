@@ -23,6 +23,7 @@ from minedraft_core.vllm.cpu.executor import InProcessExecutor, SplitExecutor
 _logger = logging.getLogger("minedraft.pipeline")
 
 _RESERVED = ("speculative_config", "scheduler_cls", "worker_cls")
+_UNREAD = "dummy"  # of --load-format
 _PARTS_ON_CPU = (1, 2, 3, 4, 8)
 _CPU = "minedraft_core.vllm.cpu"
 _GPU = "minedraft_core.vllm.gpu"
@@ -50,7 +51,8 @@ def with_pipeline(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineA
         if getattr(args, name) not in (None, "auto"):
             raise ConfigError(f"--{name.replace('_', '-')} is set by MineDraft: remove it")
     if config.speculative.model is not None:
-        _check_model("--speculative-config: 'model'", config.speculative.model)
+        # The draft process on CPU reads weights whatever the target does.
+        _check_model("--speculative-config: 'model'", config.speculative.model, read=runs_on_cpu() or args.load_format != _UNREAD)
         if apart := tokens_apart(Path(args.model).expanduser(), Path(config.speculative.model).expanduser()):
             _logger.warning(
                 "The drafter's tokenizer is not the target's: %d of its tokens have other numbers there, so few drafts will be right", apart
@@ -157,18 +159,18 @@ def _on_cpu(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     return replace(args, **changes)
 
 
-def _check_model(key: str, model: str) -> None:
-    """A path where nothing is would be taken for the name of a model on a hub; a folder must hold what it says."""
+def _check_model(key: str, model: str, *, read: bool) -> None:
+    """A path where nothing is would be taken for the name of a model on a hub; a folder whose weights are read must hold what it says."""
     path = Path(model).expanduser()
     if model.startswith(("/", "./", "../", "~")) and not path.exists():
         raise ConfigError(f"{key}: there is nothing at {model}")
-    if path.is_dir():
+    if read and path.is_dir():
         check_checkpoint(key, path)
 
 
 def start_engine(args: AsyncEngineArgs) -> AsyncLLM:
     """A running engine. Raises ConfigError, with vLLM's reason, where the arguments contradict each other or the engine does not start."""
-    _check_model("--model", args.model)
+    _check_model("--model", args.model, read=args.load_format != _UNREAD)
     try:
         config = args.create_engine_config()
     except ValidationError as error:

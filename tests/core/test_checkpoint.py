@@ -53,6 +53,7 @@ def test_a_whole_folder_is_taken(folder: Path) -> None:
         pytest.param(lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read", id="a binary config"),
         pytest.param(lambda folder: (folder / "config.json").write_text("[]"), "config.json is no JSON object", id="a list"),
         pytest.param(lambda folder: (folder / INDEX).write_text("{}"), "has no weight_map", id="an empty index"),
+        pytest.param(lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": 1}}'), "has no weight_map", id="an index of numbers"),
         pytest.param(lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing", id="no weights"),
         pytest.param(cut("model.safetensors"), "model.safetensors is damaged", id="cut weights"),
         pytest.param(lambda folder: (folder / "model.safetensors").write_bytes(b"\x7f" * 90), "is damaged or no safetensors", id="noise"),

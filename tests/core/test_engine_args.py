@@ -151,3 +151,11 @@ def test_another_tokenizer_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptur
     speculative = MineDraftConfig(model=str(tmp_path / "draft"), num_speculative_tokens=3)
     with_pipeline(AsyncEngineArgs(model=str(tmp_path / "target")), PipelineConfig(speculative=speculative))
     assert len([line for line in caplog.messages if "2 of its tokens have other numbers" in line]) == lines
+
+
+def test_weights_that_are_not_read_need_not_be_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    with pytest.raises(ConfigError, match=r"--model: .*model\.safetensors is missing"):
+        arguments._check_model("--model", str(tmp_path), read=True)
+    arguments._check_model("--model", str(tmp_path), read=False)

@@ -17,13 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minedraft_core.bench.prompts import read_prompts
-from minedraft_core.vllm.args import runs_on_cpu
-from tests.gpu.check.basics import CPU, FAST, TIE
+from minedraft_core.vllm.args import draft_model_speculation, runs_on_cpu
+from tests.gpu.check.basics import CPU, FAST, TIE, pipeline
 from tests.gpu.check.findings import attempt, figure, say
 
 PROMPTS, TOKENS, START_SECONDS, END_SECONDS = 16, 64, 300.0, 30.0
 GPU = "minedraft_core.vllm.gpu"
-OURS = "import sys; from server.cli import app; sys.argv[0] = 'minedraft'; app()"
 
 
 def stage_serve(arguments) -> None:
@@ -31,18 +30,12 @@ def stage_serve(arguments) -> None:
     common = (*common, "--max-model-len", "1024", *arguments.flags)
     own = {"model": arguments.draft, "num_speculative_tokens": arguments.k, "is_parallel": True}
     device = arguments.devices[0]
-    ours = (sys.executable, "-c", OURS, "serve", "--model", arguments.target, *common)
+    ours = (sys.executable, "-m", "server.cli", "serve", "--model", arguments.target, *common)
     place = () if device is None else ("--drafter-device", str(device))
     servers = {"plain": ours, "minedraft serve": (*ours, "--speculative-config", json.dumps(own), *place)}
     if not runs_on_cpu():
         additional = {"minedraft": {"speculative": {"is_parallel": True}, "drafter": {"device": device}}}
-        speculation = {
-            "method": "draft_model",
-            "model": arguments.draft,
-            "num_speculative_tokens": arguments.k,
-            "draft_tensor_parallel_size": 1,
-            "draft_sample_method": "probabilistic",
-        }
+        speculation = draft_model_speculation(pipeline(arguments, arguments.draft, "parallel", device))
         classes = ("--scheduler-cls", f"{GPU}.scheduler.MineDraftAsyncScheduler", "--worker-cls", f"{GPU}.worker.MineDraftWorker")
         configs = ("--speculative-config", json.dumps(speculation), "--additional-config", json.dumps(additional))
         vllm = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", arguments.target)
