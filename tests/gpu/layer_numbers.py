@@ -75,7 +75,7 @@ def load(config: VllmConfig, reference: nn.Module, *, eight: bool) -> Any:
 
 
 def states_of(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The states after the last layer's norm, by request [tokens, hidden], with the fused layers."""
+    """The states after the last layer's norm, by request [tokens, hidden], with the fused layers; their logits are checked."""
     attention = model.model.layers[0].self_attn
     heads = Heads(attention.num_heads, attention.num_kv_heads, attention.head_dim, 4)
     layers = read_layers(model, heads, chained=False)
@@ -98,7 +98,14 @@ def states_of(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
         seq_lens = torch.full((len(texts),), done + count, dtype=torch.int32)
         step = DraftStep(heads, scratch, table, seq_lens, slots.flatten().long())
         states = layers.run(model.embed_input_ids(ids.flatten()).clone(), positions.flatten(), step, workspace)
-        states = model.model.norm.forward_native(states).view(len(texts), count, -1)
+        states = model.model.norm.forward_native(states)
+        head = layers.head
+        assert head is not None
+        widened = head.matrix.weight.float() * (1 if head.matrix.scales is None else head.matrix.scales[:, None])
+        logits = layers.logits(head, states, workspace)
+        assert logits.shape[1] == VOCAB
+        torch.testing.assert_close(logits, states @ widened[:VOCAB].t(), rtol=1e-4, atol=1e-4)
+        states = states.view(len(texts), count, -1)
         for request, text in enumerate(texts):
             if len(text) >= done + count:
                 found[request] += states[request]

@@ -8,17 +8,15 @@ import torch
 
 from minedraft_core.vllm.gpu import products as products_module
 from minedraft_core.vllm.gpu.product_kernels import product_kernel
-from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Norm, Products
+from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Norm, Products, Workspace
 from minedraft_core.vllm.gpu.weights import eight_bits
 
 SMALL = ((64, 40), (48, 130), (512, 96))
 LARGE = (*SMALL[1:], (576, 960), (2048, 12288))
 
 
-def multiply_reference(
-    rows: torch.Tensor, matrix: Matrix, norm: Norm | None, residual: torch.Tensor | None, *, gated: bool
-) -> torch.Tensor:
-    """`Products.multiply` in plain torch, in float32; the residual is left as it is."""
+def multiply_reference(rows: torch.Tensor, matrix: Matrix, norm: Norm | None, *, gated: bool) -> torch.Tensor:
+    """`Products.multiply` in plain torch, in float32."""
     values = rows.float()
     if norm is not None:
         values = values * (values.square().mean(dim=1, keepdim=True) + norm.eps).rsqrt() * norm.weight.float()
@@ -30,7 +28,7 @@ def multiply_reference(
     if gated:
         gates, ups = made.chunk(2, dim=1)
         made = torch.nn.functional.silu(gates) * ups
-    return made if residual is None else made + residual.float()
+    return made
 
 
 def compare_products(
@@ -60,15 +58,34 @@ def compare_products(
         for num_rows, gated in every((1, 17, MOST_ROWS), (False, True)):
             workspace = products.workspace([(matrix, gated)], torch.device(device))
             rows = random(num_rows, 2 * depth)[:, :depth] * 3
-            width = outputs // (1 + gated)
-            for normed, added in ((norm, False), (None, True)):
-                for _ in range(2):
-                    residual = random(num_rows, width) if added else None
-                    expected = multiply_reference(rows, matrix, normed, residual, gated=gated)
-                    found = products.multiply(rows, matrix, workspace, normed, residual, gated=gated)
-                    assert residual is None or found is residual
-                    torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
-                    assert int(workspace.arrived.abs().sum()) == 0
+
+            def check(found: torch.Tensor, expected: torch.Tensor, workspace=workspace) -> None:
+                torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+                assert int(workspace.arrived.abs().sum()) == 0
+
+            for _ in range(2):
+                check(products.multiply(rows, matrix, workspace, gated=gated), multiply_reference(rows, matrix, None, gated=gated))
+                fed = products.feed(rows.contiguous(), norm)
+                check(products.multiply(fed, matrix, workspace, gated=gated), multiply_reference(rows, matrix, norm, gated=gated))
+            if not gated:
+                _check_sums(products, rows, matrix, workspace, random, check)
+
+
+def _check_sums(products: Products, rows: torch.Tensor, matrix: Matrix, workspace: Workspace, random, check) -> None:
+    """A product that is added to a stream, and what it feeds to another one."""
+    width = matrix.weight.shape[0]
+    stream, norm = random(rows.shape[0], width), Norm(random(width), 1e-5)
+    after = stream.float() + multiply_reference(rows, matrix, None, gated=False)
+    added = stream.clone()
+    products.add(rows, matrix, workspace, added)
+    check(added, after)
+    fed = products.add_feeding(rows, matrix, workspace, stream, norm)
+    check(stream, after)
+    if width % 16:
+        return
+    following = Matrix(random(24, width) / width**0.5)
+    made = products.multiply(fed, following, products.workspace([(following, False)], rows.device))
+    check(made, multiply_reference(stream, following, norm, gated=False))
 
 
 def compile_products(capability: int) -> list[int]:
@@ -78,7 +95,7 @@ def compile_products(capability: int) -> list[int]:
     from triton.compiler import ASTSource
 
     kernel, sizes = product_kernel, []
-    floats = dict.fromkeys(("scales", "part_sums", "part_squares"), "*fp32") | {"arrived": "*i32", "eps": "fp32"}
+    floats = dict.fromkeys(("scales", "part_sums", "squares", "fed_squares"), "*fp32") | {"arrived": "*i32", "eps": "fp32"}
     for outputs, depth, eight, normed, gated, rows, chained in (
         (4096, 2048, False, True, False, 16, False),
         (6144, 2048, False, True, True, 64, True),
@@ -86,12 +103,12 @@ def compile_products(capability: int) -> list[int]:
         (2048, 6144, True, False, False, 16, True),
         (576, 1536, False, False, False, 64, True),
     ):
-        cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated, normed=normed)
+        cut = products_module.tile(rows, outputs, depth, 1 if eight else 2, 132, gated=gated)
         constants = {"ROWS": rows, "OUTPUTS": cut.outputs, "SLICES": cut.slices, "DEPTH": cut.depth // cut.slices, "PARTS": cut.parts}
-        constants |= {"EARLY": cut.early}
-        constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "BIASED": False, "SCALED": eight, "CHAINED": chained}
+        constants |= {"NORMED": normed, "GATED": gated, "ADDED": not normed, "FEEDING": not normed}
+        constants |= {"BLOCKS": 128, "BIASED": False, "SCALED": eight, "CHAINED": chained}
         names = kernel.arg_names
-        pointers = dict.fromkeys(("rows", "bias", "norm", "residual", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}
+        pointers = dict.fromkeys(("rows", "bias", "norm", "fed", "output"), "*bf16") | {"weight": "*fp8e4nv" if eight else "*bf16"}
         signature = {name: "constexpr" if name in constants else (pointers | floats).get(name, "i32") for name in names}
         aligned = {
             (names.index(name),): [["tt.divisibility", 16]] for name in names if name not in constants and name not in ("eps", "num_rows")

@@ -13,19 +13,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _fetch(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr):
-    """Bring the KV of a head from one position to another into the L2 cache, a sector of 32 bytes at a time."""
-    size: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth // 8
-    sectors: tl.constexpr = 2 * HEAD * size // 32
-    each = tl.arange(0, 128 * sectors)
-    for begin in range(start, end, 128):
-        at = tl.minimum(begin + each // sectors, end - 1)
-        token = tl.load(table + at // PAGE).to(tl.int64) * cache_block_stride + (at % PAGE) * cache_token_stride
-        fetched = [cache + token + each % sectors * (32 // size)]
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", fetched, dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
 def _turning(angles, position_at, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
     """Cosines and sines of the positions at the pointers [n, 1], [n, HEAD]; the norm's weights and the opposite half's, [1, HEAD]."""
     half: tl.constexpr = HEAD // 2
@@ -147,7 +134,6 @@ def decode_kernel(
         new_turning = _turning(angles, positions + (first + new)[:, None], is_new, key_norm, HEAD, TURNED, NORMED)
         slot = tl.load(slots + first + new)[:, None]
         if CHAINED:
-            _fetch(my_cache, my_table, begin + BLOCK, end, cache_block_stride, cache_token_stride, HEAD, PAGE)
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
         # All are read before one is used, so that this takes as long as one read.

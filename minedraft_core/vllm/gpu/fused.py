@@ -47,3 +47,9 @@ class FusedModel(DraftModel):
             return super()._forward(inputs, metadata)
         states = self._stack.run(self._model.embed_input_ids(inputs["input_ids"]), inputs["positions"], metadata, self._workspace)
         return self._model.model.norm(states)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """As the base's."""
+        if self._stack.head is None or hidden.shape[0] > MOST_ROWS:
+            return super().logits(hidden)
+        return self._stack.logits(self._stack.head, hidden, self._workspace)

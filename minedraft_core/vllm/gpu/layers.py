@@ -1,4 +1,4 @@
-"""The layers of a draft model in five kernels each: norm, QKV product; norm, rotation, KV and attention; three more products.
+"""The layers of a draft model in five kernels each: QKV product; norm, rotation, KV and attention; three more products with two norms.
 
 For the decoders of Llama, Qwen2 and Qwen3, whose layers are the same but for biases and the norms of queries and keys. vLLM builds and
 loads the model and runs its prompts; the weights are the same tensors.
@@ -15,15 +15,17 @@ from torch import nn
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Workspace
-from minedraft_core.vllm.gpu.weights import EightBitLinear
+from minedraft_core.vllm.gpu.weights import EightBitLinear, eight_bits
 
 DECODERS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_HEAD_ROWS = 16384  # of a head at once, for less memory
 
 
 class UnsupportedError(ValueError):
@@ -51,34 +53,53 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Head:
+    """The output head, whose rows may be more than the tokens there are."""
+
+    matrix: Matrix
+    vocab_size: int
+
+
+@dataclass(frozen=True)
 class Layers:
-    """All layers of a model; `angles` as in `Turn`."""
+    """All layers of a model; `angles` as in `Turn`. `head`: None where it does more than a product."""
 
     layers: tuple[Layer, ...]
     angles: torch.Tensor
     products: Products
+    head: Head | None
 
     def workspace(self) -> Workspace:
         """Room for the products of all layers."""
         matrices = [pair for layer in self.layers for pair in layer.matrices]
+        if self.head is not None:
+            matrices.append((self.head.matrix, False))
         return self.products.workspace(matrices, self.angles.device)
+
+    def logits(self, head: Head, states: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Logits [n, vocabulary] of normed states [n, hidden]."""
+        return self.products.multiply(states, head.matrix, workspace)[:, : head.vocab_size]
 
     def run(self, states: torch.Tensor, positions: torch.Tensor, step: DraftStep, workspace: Workspace) -> torch.Tensor:
         """Run embedded tokens [tokens, hidden] at positions int64 [tokens] through the layers and write their KV.
 
         Returns the residual stream, in the same tensor.
         """
-        heads, multiply = step.heads, self.products.multiply
+        heads, products = step.heads, self.products
         counts = [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads]
-        for layer in self.layers:
-            turn = Turn(positions, self.angles, layer.norms, layer.head_eps, self.products.chained)
-            joined = multiply(states, layer.qkv, workspace, layer.before_attention).unflatten(1, (-1, heads.head_size))
+        fed = products.feed(states, self.layers[0].before_attention)
+        for layer, following in zip(self.layers, (*self.layers[1:], None), strict=True):
+            turn = Turn(positions, self.angles, layer.norms, layer.head_eps, products.chained)
+            joined = products.multiply(fed, layer.qkv, workspace).unflatten(1, (-1, heads.head_size))
             query, key, value = joined.split(counts, dim=1)
             attended = torch.empty_like(query, memory_format=torch.contiguous_format)
             decode(step, query, key, value, layer.attention.kv_cache, attended, layer.attention.impl.scale, turn)
-            multiply(attended.flatten(1), layer.output, workspace, residual=states)
-            widened = multiply(states, layer.gate_up, workspace, layer.before_mlp, gated=True)
-            multiply(widened, layer.down, workspace, residual=states)
+            fed = products.add_feeding(attended.flatten(1), layer.output, workspace, states, layer.before_mlp)
+            widened = products.multiply(fed, layer.gate_up, workspace, gated=True)
+            if following is None:
+                products.add(widened, layer.down, workspace, states)
+            else:
+                fed = products.add_feeding(widened, layer.down, workspace, states, following.before_attention)
         return states
 
 
@@ -93,7 +114,8 @@ def read_layers(model: nn.Module, heads: Heads, *, chained: bool) -> Layers:
         raise UnsupportedError("turns its heads in another way than by whole halves")
     weight = decoder.norm.weight
     angles = rotary.cos_sin_cache.to(weight.device, weight.dtype).contiguous()
-    return Layers(tuple(_layer(layer) for layer in decoder.layers), angles, Products(heads.multiprocessors, chained))
+    layers = tuple(_layer(layer) for layer in decoder.layers)
+    return Layers(layers, angles, Products(heads.multiprocessors, chained), _head(model, eight=layers[0].down.scales is not None))
 
 
 def _layer(layer: Any) -> Layer:
@@ -111,6 +133,21 @@ def _layer(layer: Any) -> Layer:
         gate_up=_matrix(mlp.gate_up_proj),
         down=_matrix(mlp.down_proj),
     )
+
+
+def _head(model: Any, *, eight: bool) -> Head | None:
+    """The head, in 8 bits if the layers are. The model's own stays as it was saved: it may be the embedding too."""
+    processor, layer = model.logits_processor, model.lm_head
+    weight = layer.weight.data
+    plain = processor.scale == 1.0 and processor.soft_cap is None and processor.head_dtype in (None, weight.dtype)
+    unquantized = type(layer.quant_method) in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)
+    if not (plain and unquantized) or getattr(layer, "bias", None) is not None:
+        return None
+    matrix = Matrix(weight)
+    if eight:
+        quantized, scales = zip(*map(eight_bits, weight.split(_HEAD_ROWS)), strict=True)
+        matrix = Matrix(torch.cat(quantized), None, torch.cat(scales).flatten())
+    return Head(matrix, processor.org_vocab_size) if matrix.supported else None
 
 
 def _norm(norm: Any) -> Norm:

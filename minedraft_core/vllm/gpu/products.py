@@ -9,7 +9,7 @@ from itertools import product
 import torch
 import triton
 
-from minedraft_core.vllm.gpu.product_kernels import product_kernel
+from minedraft_core.vllm.gpu.product_kernels import feed_kernel, product_kernel
 
 MOST_ROWS = 64
 _LEAST_ROWS = 8  # of the right operand on tensor cores
@@ -22,8 +22,6 @@ _MOST_PARTS = 8
 _MOST_STAGES = 6
 _SHARED_BYTES = 176 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
 _PROGRAM_BYTES = 96 * 1024  # likewise, of one program
-_EARLY_BYTES = 96 * 1024  # likewise, of weights that are read before the rows are there
-_EARLY_ROW_BYTES = 32 * 1024  # of the rows that go with a program's
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,26 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth.
+class Fed:
+    """Rows that are to be normed: a stream times the norm's weights, [n, in], and what its rows are divided by after a product.
 
-    `early`: how many times so many columns are read before the rows are there, a power of two or none.
+    squares float32 [blocks, padded rows]: the stream's sums of squares by blocks of columns.
     """
+
+    rows: torch.Tensor
+    squares: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes: so many outputs, read so many columns at a time, of one of `parts` of the depth."""
 
     outputs: int
     depth: int
     parts: int
     stages: int = 4
     warps: int = 4
-    early: int = 0
 
     @property
     def slices(self) -> int:
@@ -76,7 +82,7 @@ def padded(num_rows: int) -> int:
     return max(_LEAST_ROWS, int(triton.next_power_of_2(num_rows)))
 
 
-def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool, normed: bool) -> Tile:
+def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
     """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
     # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
@@ -85,27 +91,21 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     blocks = triton.cdiv(outputs, wanted)
     shared = min(_SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors)), _PROGRAM_BYTES)
     column = wanted * element_size * (1 + gated) + 2 * rows
-    # Two of three stages are in flight; normed rows are kept once more.
-    most = max(min(shared // (2 * column + 2 * rows), _DEEPEST), _SHALLOW_BYTES // element_size)
+    # Two of three stages are in flight.
+    most = max(min(shared // (2 * column), _DEEPEST), _SHALLOW_BYTES // element_size)
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
-    stages = max(3, min((shared - 2 * rows * at_once) // (column * at_once) + 1, _MOST_STAGES))
-    weights = _EARLY_BYTES // triton.cdiv(blocks * parts, multiprocessors) // (at_once * wanted * element_size * (1 + gated))
-    values = _EARLY_ROW_BYTES // (2 * rows * (1 + normed)) // at_once
-    # All parts have as many columns then.
-    early = min(weights, values, depth // (at_once * parts)) if depth % (at_once * parts) == 0 else 0
-    return Tile(wanted, at_once, parts, stages, early=1 << early.bit_length() - 1 if early else 0)
+    return Tile(wanted, at_once, parts, max(3, min(shared // (column * at_once) + 1, _MOST_STAGES)))
 
 
 @dataclass(frozen=True)
 class Workspace:
     """Where the parts of a product meet, on one device. Used by one launch after the other; `arrived` is zero between them.
 
-    sums float32 [programs, 2, rows, outputs of a program] flat, squares float32 [programs, rows] flat, arrived int32 [blocks of outputs].
+    sums float32 [programs, 2, rows, outputs of a program] flat, arrived int32 [blocks of outputs].
     """
 
     sums: torch.Tensor
-    squares: torch.Tensor
     arrived: torch.Tensor
 
 
@@ -116,74 +116,104 @@ class Products:
     multiprocessors: int
     chained: bool
 
-    def tile(self, rows: int, matrix: Matrix, *, gated: bool, normed: bool) -> Tile:
+    def tile(self, rows: int, matrix: Matrix, *, gated: bool) -> Tile:
         """How a matrix is cut for so many rows, padded."""
         outputs, depth = matrix.weight.shape
-        return tile(rows, outputs // (1 + gated), depth, matrix.weight.element_size(), self.multiprocessors, gated=gated, normed=normed)
+        return tile(rows, outputs // (1 + gated), depth, matrix.weight.element_size(), self.multiprocessors, gated=gated)
 
     def workspace(self, matrices: Iterable[tuple[Matrix, bool]], device: torch.device) -> Workspace:
         """Room for each of the matrices, which are gated or not."""
-        sums = squares = blocks = 1
+        sums = blocks = 1
         sizes = sorted({padded(num_rows) for num_rows in range(1, MOST_ROWS + 1)})
         for (matrix, gated), rows in product(matrices, sizes):
-            cut = self.tile(rows, matrix, gated=gated, normed=False)
+            cut = self.tile(rows, matrix, gated=gated)
             count = triton.cdiv(matrix.weight.shape[0] // (1 + gated), cut.outputs)
             blocks = max(blocks, count)
             if cut.parts > 1:
                 sums = max(sums, count * cut.parts * 2 * rows * cut.outputs)
-                squares = max(squares, count * cut.parts * rows)
         return Workspace(
             torch.zeros(sums, dtype=torch.float32, device=device),
-            torch.zeros(squares, dtype=torch.float32, device=device),
             torch.zeros(blocks, dtype=torch.int32, device=device),
         )
 
-    def multiply(
+    def feed(self, stream: torch.Tensor, norm: Norm) -> Fed:
+        """What a norm makes of rows [n, in] that are contiguous."""
+        num_rows, width = stream.shape
+        fed = Fed(torch.empty_like(stream), stream.new_empty(1, padded(num_rows), dtype=torch.float32), norm.eps)
+        feed_kernel[(num_rows,)](stream, norm.weight, fed.rows, fed.squares, width, BLOCK=triton.next_power_of_2(width))
+        return fed
+
+    def multiply(self, rows: torch.Tensor | Fed, matrix: Matrix, workspace: Workspace, *, gated: bool = False) -> torch.Tensor:
+        """rows [n, in], n <= MOST_ROWS, normed if they are fed, times the weights: [n, out].
+
+        `gated`: the first half of the weights is a gate; [n, out / 2], SiLU(gate) * up.
+        """
+        values = rows.rows if isinstance(rows, Fed) else rows
+        output = values.new_empty(values.shape[0], matrix.weight.shape[0] // (1 + gated))
+        self._launch(values, matrix, workspace, output, fed=rows if isinstance(rows, Fed) else None, gated=gated)
+        return output
+
+    def add(self, rows: torch.Tensor, matrix: Matrix, workspace: Workspace, stream: torch.Tensor) -> None:
+        """Add rows [n, in] times the weights to a stream [n, out].
+
+        A chained kernel reads the stream early: the kernel just before must not have written it.
+        """
+        self._launch(rows, matrix, workspace, stream, added=True)
+
+    def add_feeding(self, rows: torch.Tensor, matrix: Matrix, workspace: Workspace, stream: torch.Tensor, norm: Norm) -> Fed:
+        """As `add`, and what a norm makes of the stream then."""
+        tile_rows = padded(rows.shape[0])
+        blocks = triton.cdiv(stream.shape[1], self.tile(tile_rows, matrix, gated=False).outputs)
+        feeding = Fed(torch.empty_like(stream), stream.new_empty(blocks, tile_rows, dtype=torch.float32), norm.eps)
+        self._launch(rows, matrix, workspace, stream, norm=norm, feeding=feeding, added=True)
+        return feeding
+
+    def _launch(
         self,
         rows: torch.Tensor,
         matrix: Matrix,
         workspace: Workspace,
-        norm: Norm | None = None,
-        residual: torch.Tensor | None = None,
+        output: torch.Tensor,
         *,
+        fed: Fed | None = None,
+        norm: Norm | None = None,
+        feeding: Fed | None = None,
         gated: bool = False,
-    ) -> torch.Tensor:
-        """rows [n, in], n <= MOST_ROWS, normed if there is a norm, times the weights: [n, out].
-
-        `residual` [n, out] is added, and gets the result. A chained kernel reads it early: the kernel just before must not have written it.
-
-        `gated`: the first half of the weights is a gate; [n, out / 2], SiLU(gate) * up.
-        """
+        added: bool = False,
+    ) -> None:
         num_rows, width_in = rows.shape
-        width_out = matrix.weight.shape[0] // (1 + gated)
-        output = rows.new_empty(num_rows, width_out) if residual is None else residual
+        width_out = output.shape[1]
         tile_rows = padded(num_rows)
-        cut = self.tile(tile_rows, matrix, gated=gated, normed=norm is not None)
+        cut = self.tile(tile_rows, matrix, gated=gated)
+        blocks = 1 if fed is None else fed.squares.shape[0]
         product_kernel[(triton.cdiv(width_out, cut.outputs), cut.parts)](
             rows,
             matrix.weight,
             rows if matrix.scales is None else matrix.scales,
             rows if matrix.bias is None else matrix.bias,
+            rows if fed is None else fed.squares,
+            output,
             rows if norm is None else norm.weight,
-            output,
-            output,
+            rows if feeding is None else feeding.rows,
+            rows if feeding is None else feeding.squares,
             workspace.sums,
-            workspace.squares,
             workspace.arrived,
             num_rows,
             width_in,
             width_out,
             rows.stride(0),
-            0.0 if norm is None else norm.eps,
+            blocks,
+            1.0 if fed is None else fed.eps,
             ROWS=tile_rows,
             OUTPUTS=cut.outputs,
             SLICES=cut.slices,
             DEPTH=cut.depth // cut.slices,
             PARTS=cut.parts,
-            EARLY=cut.early,
-            NORMED=norm is not None,
+            BLOCKS=triton.next_power_of_2(blocks),
+            NORMED=fed is not None,
             GATED=gated,
-            ADDED=residual is not None,
+            ADDED=added,
+            FEEDING=feeding is not None,
             BIASED=matrix.bias is not None,
             SCALED=matrix.scales is not None,
             CHAINED=self.chained,
@@ -191,4 +221,3 @@ class Products:
             num_stages=cut.stages,
             launch_pdl=self.chained,
         )
-        return output

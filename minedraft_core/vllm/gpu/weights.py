@@ -1,7 +1,7 @@
 """Weights of the draft model in eight bits: a draft step takes about as long as reading them, and drafts need not be exact.
 
 They are made from the weights as they were saved, one scale for each output channel. The kernels of draft steps read them as they are;
-prompts, which are many tokens, widen a layer's weights before its product. Embedding and output head stay as they were saved.
+prompts, which are many tokens, widen a layer's weights before its product. The embedding stays as it was saved.
 """
 
 from __future__ import annotations
