@@ -90,7 +90,7 @@ def feed_kernel(stream, norm, fed, squares, width, BLOCK: tl.constexpr):
     tl.store(squares + row, tl.sum(values * values))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_blocks"])
 def product_kernel(
     rows,
     weight,

@@ -13,6 +13,7 @@ from minedraft_core.vllm.gpu.product_kernels import feed_kernel, product_kernel
 
 MOST_ROWS = 64
 _LEAST_ROWS = 8  # of the right operand on tensor cores
+_LEAST_OUTPUTS = 16  # of the left one
 _SHALLOWEST = 16  # columns of a slice, likewise
 _SHALLOW_BYTES = 128  # of a row of weights at once: less than 32 for each warp are not copied asynchronously
 _DEEPEST = 256
@@ -87,7 +88,7 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     fitting = [size for size in (64, 32) if size * rows * (1 + gated) <= _MOST_SUMS]
     # Each block of outputs reads all rows, so with many rows there are fewer blocks, in parts.
     least = multiprocessors if rows <= _FEW_ROWS else 2 * multiprocessors // 5
-    wanted = next((size for size in fitting if outputs // size >= least), 16)
+    wanted = next((size for size in fitting if outputs // size >= least), _LEAST_OUTPUTS)
     blocks = triton.cdiv(outputs, wanted)
     shared = min(_SHARED_BYTES // min(4, triton.cdiv(blocks, multiprocessors)), _PROGRAM_BYTES)
     column = wanted * element_size * (1 + gated) + 2 * rows
@@ -185,7 +186,6 @@ class Products:
         width_out = output.shape[1]
         tile_rows = padded(num_rows)
         cut = self.tile(tile_rows, matrix, gated=gated)
-        blocks = 1 if fed is None else fed.squares.shape[0]
         product_kernel[(triton.cdiv(width_out, cut.outputs), cut.parts)](
             rows,
             matrix.weight,
@@ -202,14 +202,14 @@ class Products:
             width_in,
             width_out,
             rows.stride(0),
-            blocks,
+            1 if fed is None else fed.squares.shape[0],
             1.0 if fed is None else fed.eps,
             ROWS=tile_rows,
             OUTPUTS=cut.outputs,
             SLICES=cut.slices,
             DEPTH=cut.depth // cut.slices,
             PARTS=cut.parts,
-            BLOCKS=triton.next_power_of_2(blocks),
+            BLOCKS=triton.next_power_of_2(triton.cdiv(width_in, _LEAST_OUTPUTS)),
             NORMED=fed is not None,
             GATED=gated,
             ADDED=added,
