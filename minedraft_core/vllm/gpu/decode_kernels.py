@@ -13,59 +13,50 @@ import triton.language as tl
 
 
 @triton.jit
-def _turning(angles, position_at, live, norm, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
-    """Cosines and sines of the positions at the pointers [n, 1], [n, HEAD]; the norm's weights and the opposite half's, [1, HEAD]."""
+def _halved(at, live, HEAD: tl.constexpr, GIVEN: tl.constexpr):
+    """Both halves of what lies at the pointers `at` [n, 1], float32 [n, HEAD / 2] each; ones if nothing is given."""
     half: tl.constexpr = HEAD // 2
-    column = tl.arange(0, HEAD)[None, :]
-    cosine = tl.full([1, 1], 1.0, tl.float32)
-    sine = tl.full([1, 1], 0.0, tl.float32)
-    gain = tl.full([1, 1], 1.0, tl.float32)
-    opposite_gain = tl.full([1, 1], 1.0, tl.float32)
-    if TURNED:
-        at = angles + tl.load(position_at, mask=live, other=0) * HEAD + column % half
-        cosine = tl.load(at, mask=live, other=0.0).to(tl.float32)
-        sine = tl.load(at + half, mask=live, other=0.0).to(tl.float32)
-        sine = tl.where(column < half, -sine, sine)
+    column = tl.arange(0, half)[None, :]
+    left = tl.full([1, 1], 1.0, tl.float32)
+    right = left
+    if GIVEN:
+        left = tl.load(at + column, mask=live, other=0.0).to(tl.float32)
+        right = tl.load(at + half + column, mask=live, other=0.0).to(tl.float32)
+    return left, right
+
+
+@triton.jit
+def _turned(left, right, gains, angles, eps, dtype: tl.constexpr, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
+    """Heads in halves, float32 [n, HEAD / 2] each, normed and turned, in the type of the model."""
     if NORMED:
-        gain = tl.load(norm + column).to(tl.float32)
-        opposite_gain = tl.load(norm + (column ^ half)).to(tl.float32)
-    return cosine, sine, gain, opposite_gain
+        fade = tl.rsqrt((tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / HEAD + eps)[:, None]
+        left_gains, right_gains = gains
+        left = (left * fade * left_gains).to(dtype).to(tl.float32)
+        right = (right * fade * right_gains).to(dtype).to(tl.float32)
+    if TURNED:
+        cosine, sine = angles
+        left, right = left * cosine - right * sine, right * cosine + left * sine
+    return left.to(dtype), right.to(dtype)
 
 
 @triton.jit
-def _halves(at, live, HEAD: tl.constexpr, TURNED: tl.constexpr):
-    """Heads at the pointers `at` [n, 1], [n, HEAD], and with their halves exchanged if they are to be turned."""
-    column = tl.arange(0, HEAD)[None, :]
-    values = tl.load(at + column, mask=live, other=0.0)
-    opposite = values
-    if TURNED:
-        opposite = tl.load(at + (column ^ (HEAD // 2)), mask=live, other=0.0)
-    return values, opposite
-
-
-@triton.jit
-def _turned(values, opposite, turning, eps, HEAD: tl.constexpr, TURNED: tl.constexpr, NORMED: tl.constexpr):
-    """Heads [n, HEAD] in their own type, normed and turned."""
-    made = values
-    if TURNED:
-        cosine, sine, gain, opposite_gain = turning
-        mine, others = values.to(tl.float32), opposite.to(tl.float32)
-        if NORMED:
-            fade = tl.rsqrt(tl.sum(mine * mine, axis=1) / HEAD + eps)[:, None]
-            mine = (mine * fade * gain).to(values.dtype).to(tl.float32)
-            others = (others * fade * opposite_gain).to(values.dtype).to(tl.float32)
-        made = (mine * cosine + others * sine).to(values.dtype)
-    return made
+def _row(values, rows, number: tl.constexpr):
+    """One row of values [n, m], float32 [1, m]."""
+    return tl.sum(tl.where((rows == number)[:, None], values.to(tl.float32), 0.0), axis=0)[None, :]
 
 
 @triton.jit
 def _block(cache, table, start, end, cache_block_stride, cache_token_stride, HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and values of a head from one position on, [BLOCK, HEAD] each, zero from another on."""
+    """Keys of a head in halves, and its values, from one position on, [BLOCK, HEAD] together, zero from another on."""
+    half: tl.constexpr = HEAD // 2
     place = start + tl.arange(0, BLOCK)
     inside = place < end
     block = tl.load(table + place // PAGE, mask=inside, other=0).to(tl.int64)
-    at = cache + (block * cache_block_stride + (place % PAGE) * cache_token_stride)[:, None] + tl.arange(0, HEAD)[None, :]
-    return tl.load(at, mask=inside[:, None], other=0.0), tl.load(at + HEAD, mask=inside[:, None], other=0.0)
+    at = cache + (block * cache_block_stride + (place % PAGE) * cache_token_stride)[:, None]
+    column = tl.arange(0, half)[None, :]
+    left = tl.load(at + column, mask=inside[:, None], other=0.0)
+    right = tl.load(at + half + column, mask=inside[:, None], other=0.0)
+    return left, right, tl.load(at + HEAD + tl.arange(0, HEAD)[None, :], mask=inside[:, None], other=0.0)
 
 
 @triton.jit
@@ -129,40 +120,49 @@ def decode_kernel(
         begin = part * length
         end = tl.minimum(begin + length, past)
         # All that is read up to the wait was there before the kernels that this one may overlap with; the old KV too.
-        keys, values = _block(my_cache, my_table, begin, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
-        turning = _turning(angles, positions + (first + token)[:, None], live[:, None], query_norm, HEAD, TURNED, NORMED)
-        new_turning = _turning(angles, positions + (first + new)[:, None], is_new, key_norm, HEAD, TURNED, NORMED)
+        left_keys, right_keys, values = _block(my_cache, my_table, begin, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
+        turning = _halved(angles + tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD, live[:, None], HEAD, TURNED)
+        new_turning = _halved(angles + tl.load(positions + first + new)[:, None] * HEAD, is_new, HEAD, TURNED)
+        gains = _halved(query_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
+        new_gains = _halved(key_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
         slot = tl.load(slots + first + new)[:, None]
         if CHAINED:
             tl.extra.cuda.gdc_wait()
             tl.extra.cuda.gdc_launch_dependents()
         # All are read before one is used, so that this takes as long as one read.
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
-        queries, opposite = _halves(query_at, live[:, None], HEAD, TURNED)
+        left, right = _halved(query_at, live[:, None], HEAD, True)
         new_at = (first + new)[:, None]
-        new_keys, new_opposite = _halves(key + new_at * key_stride + head * HEAD, is_new, HEAD, TURNED)
+        new_left, new_right = _halved(key + new_at * key_stride + head * HEAD, is_new, HEAD, True)
         new_values = tl.load(value + new_at * value_stride + head * HEAD + column[None, :])
-        queries = _turned(queries, opposite, turning, eps, HEAD, TURNED, NORMED)
+        left, right = _turned(left, right, gains, turning, eps, cache.dtype.element_ty, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, HEAD], tl.float32)
 
         if part == 0:
-            new_keys = _turned(new_keys, new_opposite, new_turning, eps, HEAD, TURNED, NORMED)
-            written = my_cache + (slot // PAGE) * cache_block_stride + (slot % PAGE) * cache_token_stride + column[None, :]
-            tl.store(written, new_keys, mask=slot >= 0)
-            tl.store(written + HEAD, new_values, mask=slot >= 0)
-            scores = tl.sum(queries.to(tl.float32)[:, None, :] * new_keys.to(tl.float32)[None, :, :], axis=2) * scale
-            # Every row sees the first new token, so that its maximum is finite from here on.
-            scores = tl.where((token[:, None] >= new[None, :]) | (new == 0)[None, :], scores, float("-inf"))
-            top = tl.max(scores, axis=1)
-            weights = tl.exp2(scores - top[:, None])
-            total = tl.sum(weights, axis=1)
-            sums = tl.sum(weights[:, :, None] * new_values.to(tl.float32)[None, :, :], axis=1)
+            left_key, right_key = _turned(new_left, new_right, new_gains, new_turning, eps, cache.dtype.element_ty, HEAD, TURNED, NORMED)
+            written = my_cache + (slot // PAGE) * cache_block_stride + (slot % PAGE) * cache_token_stride
+            half = tl.arange(0, HEAD // 2)[None, :]
+            tl.store(written + half, left_key, mask=slot >= 0)
+            tl.store(written + HEAD // 2 + half, right_key, mask=slot >= 0)
+            tl.store(written + HEAD + column[None, :], new_values, mask=slot >= 0)
+            # One token after the other: Triton makes a matrix product of the sum over them, which is wrong with fewer than its columns.
+            for number in tl.static_range(QUERIES):
+                scores = tl.sum(left.to(tl.float32) * _row(left_key, new, number), axis=1)
+                scores = (scores + tl.sum(right.to(tl.float32) * _row(right_key, new, number), axis=1)) * scale
+                # Every row sees the first new token, so that its maximum is finite from here on.
+                scores = tl.where((token >= number) | (number == 0), scores, float("-inf"))
+                higher = tl.maximum(top, scores)
+                faded = tl.exp2(top - higher)
+                weights = tl.exp2(scores - higher)
+                total = total * faded + weights
+                sums = sums * faded[:, None] + weights[:, None] * _row(new_values, new, number)
+                top = higher
 
         for start in tl.range(begin, end, BLOCK, num_stages=1):
             inside = start + tl.arange(0, BLOCK) < end
-            scores = tl.dot(queries, tl.trans(keys)) * scale
+            scores = tl.dot(right, tl.trans(right_keys), tl.dot(left, tl.trans(left_keys))) * scale
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
             faded = tl.exp2(top - higher)
@@ -170,7 +170,9 @@ def decode_kernel(
             total = total * faded + tl.sum(weights, axis=1)
             sums = sums * faded[:, None] + tl.dot(weights.to(values.dtype), values)
             top = higher
-            keys, values = _block(my_cache, my_table, start + BLOCK, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
+            left_keys, right_keys, values = _block(
+                my_cache, my_table, start + BLOCK, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK
+            )
 
         output_at = output + (first + token)[:, None] * output_stride + query_head[:, None] * HEAD + column[None, :]
         if parts == 1:
