@@ -7,8 +7,9 @@ import torch
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.decode_kernels import decode_kernel
 
-SHAPES = ((9, 3, 64), (16, 8, 128), (32, 4, 128), (4, 4, 16))
+SHAPES = ((9, 3, 64), (16, 8, 128), (32, 4, 128), (4, 4, 32))
 PAGE = 16
+DOTS = 3  # of both halves of the heads, and of the values
 SHORT = (3, 1, 65, 300, 520)
 LONG = (*SHORT, 20, 1100, 2500)
 
@@ -121,5 +122,7 @@ def compile_decode(capability: int) -> list[int]:
             source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
             options = {"num_warps": heads.warps, "num_stages": heads.stages, "launch_pdl": turned}
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            # Triton makes a matrix product of some sums, one with too few columns too, which is wrong on a card.
+            assert compiled.asm["ttgir"].count(" tt.dot ") == DOTS
             sizes.append(compiled.metadata.shared)
     return sizes

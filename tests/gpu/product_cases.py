@@ -115,5 +115,7 @@ def compile_products(capability: int) -> list[int]:
         }
         source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, aligned)
         options = {"num_warps": cut.warps, "num_stages": cut.stages, "launch_pdl": chained}
-        sizes.append(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared)
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        assert compiled.asm["ttgir"].count(" tt.dot ") == 1 + gated
+        sizes.append(compiled.metadata.shared)
     return sizes

@@ -54,13 +54,13 @@ class Heads:
     multiprocessors: int
     block: int = 64
     shortest: int = 64
-    warps: int = 4
+    warps: int = 8
     stages: int = 3
 
     @property
     def supported(self) -> bool:
         """Whether the kernel has a shape for these."""
-        return self.head_size in (16, 32, 64, 128, 256)
+        return self.head_size in (32, 64, 128, 256)
 
     @property
     def rows(self) -> int:
@@ -68,8 +68,8 @@ class Heads:
         return max(_LEAST_ROWS, triton.next_power_of_2(MAX_QUERIES * self.num_heads // self.num_kv_heads))
 
     def parts(self, num_reqs: int) -> int:
-        """Most parts of a context: about two programs a multiprocessor."""
-        room = 2 * self.multiprocessors // (num_reqs * self.num_kv_heads)
+        """Most parts of a context: about one program a multiprocessor."""
+        room = self.multiprocessors // (num_reqs * self.num_kv_heads)
         return next(parts for parts in (_MOST_PARTS, 4, 2, 1) if parts <= max(1, room))
 
     def constants(self, num_reqs: int, num_queries: int, block_size: int) -> dict[str, int]:

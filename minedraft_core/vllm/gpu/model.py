@@ -149,7 +149,7 @@ class DraftModel:
         if shapes or not plain or not heads.supported:
             raise ConfigError(
                 f"--drafter-fused cannot run the draft model {self.name}: it needs layers that are alike, "
-                "with plain causal attention and heads of 16, 32, 64, 128 or 256; use none"
+                "with plain causal attention and heads of 32, 64, 128 or 256; use none"
             )
         return heads
 
