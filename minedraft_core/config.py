@@ -165,7 +165,7 @@ class DrafterConfig(BaseModel):
     )
     weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",
-        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, read in half the time by fused layers",
+        description="on GPUs, the drafter's linear layers and output head: as saved, or in 8 bits, read in half the time by fused layers",
     )
     steps_ahead: int | None = Field(
         default=None, ge=0, description="for tests on GPUs: draft steps that `pearl` goes ahead; none: as many as the times allow"

@@ -157,7 +157,7 @@ class Settings(BaseSettings):
     )
     drafter_weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",
-        description="on GPUs, the drafter's linear layers: as they were saved, or in 8 bits, read in half the time by fused layers",
+        description="on GPUs, the drafter's linear layers and output head: as saved, or in 8 bits, read in half the time by fused layers",
     )
     drafter_start_timeout: Seconds = Field(default=300.0, description="seconds to load the draft model, above 0")
     drafter_answer_timeout: Seconds = Field(

@@ -84,7 +84,7 @@ def bench_engine(
         Literal["none", "attention", "layers"], typer.Option(help="On GPUs: what of a draft step runs in our own kernels.")
     ] = "none",
     drafter_weights: Annotated[
-        Literal["as_saved", "fp8"], typer.Option(help="On GPUs, the drafter's linear layers: as_saved, or fp8, in 8 bits.")
+        Literal["as_saved", "fp8"], typer.Option(help="On GPUs, the drafter's linear layers and output head: as_saved, or fp8, in 8 bits.")
     ] = "as_saved",
     target_cores: Annotated[str, typer.Option(help="CPU cores of the target, such as 0-3,8; else all but the drafter's.")] = "",
     drafter_cores: Annotated[str, typer.Option(help="CPU cores of the drafter; else the last.")] = "",

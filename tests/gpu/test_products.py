@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from minedraft_core.config import DrafterConfig
 from minedraft_core.vllm.gpu.decode import Heads
-from minedraft_core.vllm.gpu.layers import UnsupportedError, read_layers
+from minedraft_core.vllm.gpu.layers import UnsupportedError, _head, read_layers
 from minedraft_core.vllm.gpu.methods import SeparateModel
 from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Products, padded, tile
+from minedraft_core.vllm.gpu.weights import EightBitLinear, eight_bits
 
 HEADS = Heads(4, 2, 16, 4)
 
@@ -26,26 +31,24 @@ HEADS = Heads(4, 2, 16, 4)
     st.sampled_from((1, 2, 4)),
     st.integers(1, 300),
     st.booleans(),
-    st.booleans(),
 )
 def test_every_output_and_the_whole_depth_are_covered(
-    num_rows: int, outputs: int, depth: int, size: int, multiprocessors: int, gated: bool, normed: bool
+    num_rows: int, outputs: int, depth: int, size: int, multiprocessors: int, gated: bool
 ) -> None:
     rows = padded(num_rows)
     assert rows >= max(8, num_rows)
-    cut = tile(rows, outputs, depth, size, multiprocessors, gated=gated, normed=normed)
+    cut = tile(rows, outputs, depth, size, multiprocessors, gated=gated)
     assert depth % cut.depth == 0
     assert 1 <= cut.parts <= depth // cut.depth
     assert cut.depth % cut.slices == 0
     assert cut.depth // cut.slices >= 16
-    assert not cut.early or (depth % (cut.depth * cut.parts) == 0 and cut.early * cut.depth * cut.parts <= depth)
     # Also in the shared memory of a multiprocessor that has 99 KiB.
-    assert cut.depth * ((cut.stages - 1) * (cut.outputs * size * (1 + gated) + 2 * rows) + 2 * rows) <= 100_000
+    assert cut.depth * (cut.stages - 1) * (cut.outputs * size * (1 + gated) + 2 * rows) <= 100_000
 
 
 def test_a_card_is_filled_where_the_weights_are_large_enough() -> None:
     for outputs, depth in ((4096, 2048), (2048, 2048), (2048, 6144), (1024, 3072)):
-        cut = tile(16, outputs, depth, 2, 132, gated=False, normed=False)
+        cut = tile(16, outputs, depth, 2, 132, gated=False)
         assert -(-outputs // cut.outputs) * cut.parts >= 0.9 * 132
 
 
@@ -55,17 +58,62 @@ def test_there_is_room_for_the_parts_of_every_product() -> None:
     workspace = products.workspace(matrices, torch.device("cpu"))
     for matrix, gated in matrices:
         for num_rows in range(1, MOST_ROWS + 1):
-            cut = products.tile(padded(num_rows), matrix, gated=gated, normed=False)
+            cut = products.tile(padded(num_rows), matrix, gated=gated)
             blocks = -(-matrix.weight.shape[0] // (1 + gated) // cut.outputs)
             assert len(workspace.arrived) >= blocks
             if cut.parts > 1:
                 assert len(workspace.sums) >= blocks * cut.parts * 2 * padded(num_rows) * cut.outputs
-                assert len(workspace.squares) >= blocks * cut.parts * padded(num_rows)
 
 
 def test_other_models_are_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match="is a Linear, not one of LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
         read_layers(nn.Linear(2, 2), HEADS, chained=False)
+
+
+def model_with_a_head(**differing: Any) -> Any:
+    """What is read of a model's head: plain but for what differs."""
+    processor = {"scale": 1.0, "soft_cap": None, "head_dtype": torch.bfloat16, "org_vocab_size": 40}
+    head = {"weight": nn.Parameter(torch.randn(64, 32).bfloat16()), "quant_method": UnquantizedEmbeddingMethod(), "bias": None}
+    processor, head = ({name: differing.get(name, value) for name, value in part.items()} for part in (processor, head))
+    return SimpleNamespace(logits_processor=SimpleNamespace(**processor), lm_head=SimpleNamespace(**head))
+
+
+@pytest.mark.parametrize("differing", [{}, {"head_dtype": None}, {"quant_method": UnquantizedLinearMethod()}])
+def test_a_head_that_is_a_plain_product_is_fused(differing: dict[str, Any]) -> None:
+    model = model_with_a_head(**differing)
+    head = _head(model, eight=False)
+    assert head is not None
+    assert head.vocab_size == 40
+    assert head.matrix.weight.data_ptr() == model.lm_head.weight.data_ptr()
+    assert head.matrix.scales is None
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"scale": 0.5},
+        {"soft_cap": 30.0},
+        {"head_dtype": torch.float32},
+        {"bias": torch.zeros(64)},
+        {"quant_method": EightBitLinear()},
+        {"weight": nn.Parameter(torch.zeros(64, 40))},
+    ],
+    ids=lambda differing: next(iter(differing)),
+)
+def test_a_head_that_does_more_is_left_to_vllm(differing: dict[str, Any]) -> None:
+    assert _head(model_with_a_head(**differing), eight=False) is None
+
+
+def test_a_head_is_quantized_as_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minedraft_core.vllm.gpu.layers._HEAD_ROWS", 24)
+    model = model_with_a_head()
+    head = _head(model, eight=True)
+    assert head is not None
+    assert head.matrix.scales is not None
+    weight, scales = eight_bits(model.lm_head.weight.data)
+    torch.testing.assert_close(head.matrix.weight.float(), weight.float(), rtol=0, atol=0)
+    torch.testing.assert_close(head.matrix.scales, scales.flatten(), rtol=0, atol=0)
+    assert model.lm_head.weight.dtype == torch.bfloat16
 
 
 def test_matrices_have_rows_of_whole_tiles() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from minedraft_core.bench.shapes import SHAPES
 from minedraft_core.vllm.gpu.decode import Heads
 from minedraft_core.vllm.gpu.products import Matrix, Products, Tile, padded
 from tests.gpu.check import tiles
-from tests.gpu.check.cuts import Shaped, other_heads, products_of
+from tests.gpu.check.cuts import STAGES, Shaped, other_heads, products_of
 from tests.gpu.check.descent import descend
 from tests.gpu.check.findings import FINDINGS
 
@@ -95,26 +96,38 @@ def test_other_tiles_cover_their_matrix_and_fit_a_card(name: str) -> None:
             assert len(set(others) - {chosen}) == len(others) > 0
             for cut in others:
                 assert shaped.depth % (cut.depth * cut.parts) == 0
-                assert cut.early * cut.depth * cut.parts <= shaped.depth
                 assert cut.depth // cut.slices >= 16
                 assert cut.slices <= cut.warps
                 assert shaped.shared(cut) <= 227 * 1024
 
 
+def test_shapes_are_tried_with_many_stages_and_with_two() -> None:
+    shaped = Shaped("gate and up", 8, 12288, 2048, 2, gated=True, fed=True)
+    chosen = shaped.chosen(CARD)
+    stages: dict[Tile, set[int]] = {}
+    for cut in shaped.others(chosen, CARD.multiprocessors):
+        stages.setdefault(replace(cut, stages=0), set()).add(cut.stages)
+    own = stages.pop(replace(chosen, stages=0))
+    assert len(own) > 1
+    for shape, tried in stages.items():
+        fitting = [number for number in STAGES if shaped.fits(replace(shape, stages=number), CARD.multiprocessors)]
+        assert tried == {2, max(fitting)}
+
+
 def test_products_are_cut_as_it_is_given() -> None:
-    later, first = (Shaped("down", rows, 64, 512, 2, gated=False, normed=False) for rows in (8, 16))
+    later, first = (Shaped("down", rows, 64, 512, 2, added=True) for rows in (8, 16))
     cut = Tile(16, 128, 4, 2)
     products = tiles.given({later: cut, tiles.ATTENTION: Heads(4, 2, 16, 132)}, CARD)
     matrix = Matrix(torch.zeros(64, 512, dtype=torch.bfloat16))
-    assert products.tile(8, matrix, gated=False, normed=False) == cut
-    assert products.tile(16, matrix, gated=False, normed=False) == first.chosen(CARD)
+    assert products.tile(8, matrix, gated=False) == cut
+    assert products.tile(16, matrix, gated=False) == first.chosen(CARD)
     workspace = products.workspace([(matrix, False)], torch.device("cpu"))
     assert len(workspace.sums) >= 4 * cut.parts * 2 * 8 * cut.outputs
 
 
 def test_rows_of_both_kinds_of_steps_are_tried() -> None:
     shape = SHAPES["qwen3-1.7b"]
-    assert [shaped.rows for shaped in products_of(shape, 8, 2)] == [8] * 4 + [16] * 4
+    assert [shaped.rows for shaped in products_of(shape, 8, 2)] == [8] * 5 + [16] * 4
     assert {shaped.rows for shaped in products_of(shape, 3, 2)} == {8}
     assert {shaped.rows for shaped in products_of(shape, 64, 2)} == {padded(64)}
 
@@ -134,7 +147,7 @@ def test_attention_is_spread_otherwise() -> None:
 def test_what_is_best_is_told_beside_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("lines", []), ("figures", []), ("file", None)):
         monkeypatch.setattr(FINDINGS, name, value)
-    shaped, heads = Shaped("down", 8, 2048, 6144, 2, gated=False, normed=False), Heads(16, 8, 128, 132)
+    shaped, heads = Shaped("down", 8, 2048, 6144, 2, added=True), Heads(16, 8, 128, 132)
     chosen = {shaped: shaped.chosen(CARD), tiles.ATTENTION: heads}
 
     class Step(tiles.Step):

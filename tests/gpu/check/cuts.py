@@ -11,77 +11,73 @@ import torch
 from minedraft_core.vllm.gpu.decode import Heads
 from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Products, Tile, padded
 
-OUTPUTS, DEPTHS, PARTS, WARPS = (16, 32, 64), (128, 256, 512), (1, 2, 4, 8), (4, 8)
-STAGES, EARLY = (2, 3, 4, 5, 6, 8), (0, 1, 2, 4, 8, 16)
+OUTPUTS, DEPTHS, PARTS, WARPS, STAGES = (16, 32, 64), (128, 256, 512), (1, 2, 4, 8), (4, 8), (2, 3, 4, 5, 6, 8)
 BLOCKS, SHORTEST, DECODE_WARPS, DECODE_STAGES = (32, 64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3)
 MOST_SUMS = 2048  # of a program
 COPIED = 32  # bytes of a row of weights for each warp, so that they are copied asynchronously
 SHARED, PROGRAM_SHARED = 200 * 1024, 160 * 1024  # bytes of a multiprocessor, and of a program
-HELD = 768  # bytes of a thread: weights read early, and the rows that go with them
-FILLED = (0.7, 6)  # programs of a multiprocessor
+FILLED = (0.7, 6)  # programs of a multiprocessor: at least, and at most if they are parts
+SIDE_BY_SIDE = 4  # of them, at most, that have to fit a multiprocessor together
+VOCABULARY = 64  # tokens that a head's rows are padded to a multiple of
 
 
 @dataclass(frozen=True)
 class Shaped:
-    """One product of a layer for so many rows, padded: its weights are [outputs, depth], of `size` bytes each."""
+    """One product for so many rows, padded: its weights are [outputs, depth], of `size` bytes each.
+
+    `fed`: its rows are normed; `added`: it is added to the stream and feeds the next norm.
+    """
 
     name: str
     rows: int
     outputs: int
     depth: int
     size: int
-    gated: bool
-    normed: bool
+    gated: bool = False
+    fed: bool = False
+    added: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return torch.bfloat16 if self.size > 1 else torch.float8_e4m3fn
 
     def chosen(self, products: Products) -> Tile:
         """The tile that is taken without another being given."""
-        dtype = torch.bfloat16 if self.size > 1 else torch.float8_e4m3fn
-        matrix = Matrix(torch.empty(self.outputs, self.depth, dtype=dtype, device="meta"))
-        return products.tile(self.rows, matrix, gated=self.gated, normed=self.normed)
+        matrix = Matrix(torch.empty(self.outputs, self.depth, dtype=self.dtype, device="meta"))
+        return products.tile(self.rows, matrix, gated=self.gated)
 
     def programs(self, cut: Tile) -> int:
         return -(-self.outputs // (1 + self.gated) // cut.outputs) * cut.parts
 
     def shared(self, cut: Tile) -> int:
-        """Bytes of shared memory of a program: a stage is being read while the others arrive; normed rows are kept once more."""
+        """Bytes of shared memory of a program: a stage is being read while the others arrive."""
         column = cut.outputs * self.size * (1 + self.gated) + 2 * self.rows
-        return cut.depth * ((cut.stages - 1) * column + 2 * self.rows * self.normed)
-
-    def early(self, cut: Tile) -> int:
-        """Bytes of weights that a program reads before its rows are there."""
-        return cut.early * cut.depth * cut.outputs * self.size * (1 + self.gated)
+        return cut.depth * (cut.stages - 1) * column
 
     def fits(self, cut: Tile, multiprocessors: int) -> bool:
         """Whether all columns are covered, and programs are neither too many nor too large."""
         filled = self.programs(cut) / multiprocessors
-        held = (self.early(cut) + 2 * self.rows * cut.early * cut.depth) / (32 * cut.warps)
         return (
             self.depth % (cut.depth * cut.parts) == 0
             and cut.depth // cut.slices * self.size >= COPIED
-            and cut.early * cut.depth * cut.parts <= self.depth
             and cut.outputs * self.rows * (1 + self.gated) <= MOST_SUMS
-            and FILLED[0] <= filled <= FILLED[1]
-            and self.shared(cut) <= min(PROGRAM_SHARED, SHARED / max(1, int(filled)))
-            and held <= HELD
+            and filled >= FILLED[0]
+            and (cut.parts == 1 or filled <= FILLED[1])
+            and self.shared(cut) <= min(PROGRAM_SHARED, SHARED // min(max(1, int(filled)), SIDE_BY_SIDE))
         )
 
     def others(self, cut: Tile, multiprocessors: int) -> list[Tile]:
-        """Tiles that read less or more early, have other stages, or another shape, as many stages as fit, and as much early or nothing."""
-        found = [replace(cut, early=early) for early in EARLY] + [replace(cut, stages=stages) for stages in STAGES]
-        found += [shape for given in _shapes(cut) for shape in self._filled(given, cut, multiprocessors)]
-        return [other for other in dict.fromkeys(found) if other != cut and self.fits(other, multiprocessors)]
+        """Tiles that have other stages, or another shape with as many stages as fit and with the fewest."""
+        found = self._staged(cut, multiprocessors)
+        for shape in _shapes(cut):
+            staged = self._staged(shape, multiprocessors)
+            found += staged[-1:] + staged[:1]
+        return [other for other in dict.fromkeys(found) if other != cut]
 
-    def _filled(self, shape: Tile, cut: Tile, multiprocessors: int) -> Iterator[Tile]:
-        fitting = [one for stages in STAGES if self.fits(one := replace(shape, stages=stages), multiprocessors)]
-        if not fitting:
-            return
-        yield fitting[-1]
-        most = self.early(cut) * self.programs(cut)
-        for early in reversed(EARLY):
-            one = replace(fitting[-1], early=early)
-            if self.early(one) * self.programs(one) <= most and self.fits(one, multiprocessors):
-                yield one
-                return
+    def _staged(self, shape: Tile, multiprocessors: int) -> list[Tile]:
+        """The shape with each number of stages that fits."""
+        return [one for stages in STAGES if self.fits(one := replace(shape, stages=stages), multiprocessors)]
 
 
 def _shapes(cut: Tile) -> Iterator[Tile]:
@@ -90,24 +86,24 @@ def _shapes(cut: Tile) -> Iterator[Tile]:
     steps = [(name, size) for name, known in sizes.items() for size in known if getattr(cut, name) in (2 * size, size // 2)]
     for (name, size), (another, other_size) in combinations_with_replacement(steps, 2):
         if name != another or size == other_size:
-            yield replace(cut, **{name: size, another: other_size}, early=0)
+            yield replace(cut, **{name: size, another: other_size})
 
 
 def products_of(shape: dict, batch: int, size: int) -> list[Shaped]:
-    """The products of a layer of a model with this config.json, for the steps of a draft after the first, and for the first one."""
+    """The products of a draft of a model with this config.json: its head, and a layer's in the steps after the first and in the first."""
     hidden, inner, head = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries = shape["num_attention_heads"] * head
     joined = queries + 2 * shape["num_key_value_heads"] * head
-    return [
-        Shaped(name, rows, outputs, depth, size, gated, normed)
-        for rows in dict.fromkeys(padded(tokens) for tokens in (batch, 2 * batch) if tokens <= MOST_ROWS)
-        for name, outputs, depth, gated, normed in (
-            ("gate and up", 2 * inner, hidden, True, True),
-            ("down", hidden, inner, False, False),
-            ("qkv", joined, hidden, False, True),
-            ("output", hidden, queries, False, False),
-        )
-    ]
+    vocabulary = -(-shape["vocab_size"] // VOCABULARY) * VOCABULARY
+    found = [Shaped("head", padded(batch), vocabulary, hidden, size)] if batch <= MOST_ROWS else []
+    for rows in dict.fromkeys(padded(tokens) for tokens in (batch, 2 * batch) if tokens <= MOST_ROWS):
+        found += [
+            Shaped("gate and up", rows, 2 * inner, hidden, size, gated=True, fed=True),
+            Shaped("down", rows, hidden, inner, size, added=True),
+            Shaped("qkv", rows, joined, hidden, size, fed=True),
+            Shaped("output", rows, hidden, queries, size, added=True),
+        ]
+    return found
 
 
 def other_heads(heads: Heads) -> list[Heads]:

@@ -1,4 +1,4 @@
-"""How the products of a drafter's layers are best cut and their attention is best spread: one thing after the other is changed.
+"""How the products of a drafter's layers and head are best cut and their attention is best spread: one thing after the other is changed.
 
 Whole draft steps are measured. What a kernel takes alone says little: chained kernels share a card with their neighbours.
 """
@@ -21,9 +21,8 @@ import torch
 from minedraft_core.config import DrafterConfig
 from minedraft_core.vllm.gpu.decode import MAX_QUERIES, DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.kernels import HEADER, row_width
-from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Tile
-from minedraft_core.vllm.gpu.weights import eight_bits
-from tests.gpu.check.cuts import Shaped, other_heads, products_of
+from minedraft_core.vllm.gpu.products import Fed, Matrix, Norm, Products, Tile
+from tests.gpu.check.cuts import OUTPUTS, Shaped, other_heads, products_of
 from tests.gpu.check.descent import descend
 from tests.gpu.check.findings import attempt, figure, say
 from tests.gpu.check.replay import fastest
@@ -44,9 +43,9 @@ class Given(Products):
 
     tiles: Mapping[tuple[int, int, int], Tile] = field(default_factory=dict)
 
-    def tile(self, rows: int, matrix: Matrix, *, gated: bool, normed: bool) -> Tile:
+    def tile(self, rows: int, matrix: Matrix, *, gated: bool) -> Tile:
         given = self.tiles.get((rows, *matrix.weight.shape))
-        return super().tile(rows, matrix, gated=gated, normed=normed) if given is None else given
+        return super().tile(rows, matrix, gated=gated) if given is None else given
 
 
 def given(settings: Mapping[Place, Way], products: Products) -> Given:
@@ -163,7 +162,7 @@ def _place(place: Place) -> str:
 def _way(way: Way) -> str:
     if isinstance(way, Heads):
         return f"{way.block} tokens at a time, {way.shortest} at least, {way.warps} warps, {way.stages} stages"
-    return f"{way.outputs} x {way.depth}, {way.parts} parts, {way.stages} stages, {way.warps} warps, {way.early} early"
+    return f"{way.outputs} x {way.depth}, {way.parts} parts, {way.stages} stages, {way.warps} warps"
 
 
 def fault_of(run, *arguments) -> str | None:
@@ -178,23 +177,29 @@ def fault_of(run, *arguments) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _inputs(shaped: Shaped) -> tuple[torch.Tensor, Matrix, Norm | None, torch.Tensor | None]:
-    """Rows, weights, and a norm or residual, all zero."""
-
-    def zeros(*size: int) -> torch.Tensor:
-        return torch.zeros(*size, dtype=torch.bfloat16, device="cuda")
-
-    weight = zeros(shaped.outputs, shaped.depth)
-    quantized, scales = eight_bits(weight) if shaped.size == 1 else (weight, None)
-    matrix = Matrix(quantized, None, None if scales is None else scales.flatten())
-    rows = zeros(shaped.rows, shaped.depth)
-    return rows, matrix, *((Norm(zeros(shaped.depth), 1e-6), None) if shaped.normed else (None, zeros(shaped.rows, shaped.outputs)))
+def _inputs(shaped: Shaped) -> tuple[torch.Tensor, Matrix]:
+    """Rows and weights, all zero."""
+    rows = torch.zeros(shaped.rows, shaped.depth, dtype=torch.bfloat16, device="cuda")
+    weight = rows.new_zeros(shaped.outputs, shaped.depth, dtype=shaped.dtype)
+    scales = rows.new_zeros(shaped.outputs, dtype=torch.float32) if shaped.size == 1 else None
+    return rows, Matrix(weight, None, scales)
 
 
 def _multiply(shaped: Shaped, products: Products) -> None:
-    rows, matrix, norm, residual = _inputs(shaped)
+    """A product with all that is around it in some layer, which the kernel is compiled for."""
+    rows, matrix = _inputs(shaped)
     workspace = products.workspace([(matrix, shaped.gated)], rows.device)
-    products.multiply(rows, matrix, workspace, norm, residual, gated=shaped.gated)
+    if shaped.added:
+        stream, norm = rows.new_zeros(shaped.rows, shaped.outputs), Norm(rows.new_zeros(shaped.outputs), 1e-6)
+        products.add(rows, matrix, workspace, stream)
+        products.add_feeding(rows, matrix, workspace, stream, norm)
+    elif shaped.fed:
+        # The blocks of whatever tile has fed the rows; those of the first layer come in one.
+        for blocks in (1, *(math.ceil(shaped.depth / outputs) for outputs in OUTPUTS)):
+            fed = Fed(rows, rows.new_zeros(blocks, shaped.rows, dtype=torch.float32), 1e-6)
+            products.multiply(fed, matrix, workspace, gated=shaped.gated)
+    else:
+        products.multiply(rows, matrix, workspace)
 
 
 def _attend(heads: Heads, batch: int, queries: int) -> None:
