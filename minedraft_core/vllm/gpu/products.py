@@ -21,8 +21,8 @@ _FEW_ROWS = 16
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_PROGRAMS = 4  # of a multiprocessor, where small ones are faster than large ones
-# Columns at once and stages, by padded rows, whether weights are in 8 bits, and whether they are gated: the fastest on an H200 for the steps
-# of Qwen3-1.7B.
+# Columns at once and stages, by padded rows, whether weights are in 8 bits, and whether they are gated: the fastest on an H200 for
+# Qwen3-1.7B.
 _MEASURED = {
     (8, False, False): (256, 6),
     (8, False, True): (512, 2),

@@ -22,7 +22,7 @@ from minedraft_core.config import DrafterConfig
 from minedraft_core.vllm.gpu.decode import MAX_QUERIES, DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.kernels import HEADER, row_width
 from minedraft_core.vllm.gpu.products import Fed, Matrix, Norm, Products, Tile
-from tests.gpu.check.cuts import OUTPUTS, Shaped, other_heads, products_of
+from tests.gpu.check.cuts import Shaped, other_heads, products_of
 from tests.gpu.check.descent import descend
 from tests.gpu.check.findings import attempt, figure, say
 from tests.gpu.check.replay import fastest
@@ -194,10 +194,8 @@ def _multiply(shaped: Shaped, products: Products) -> None:
         products.add(rows, matrix, workspace, stream)
         products.add_feeding(rows, matrix, workspace, stream, norm)
     elif shaped.fed:
-        # The blocks of whatever tile has fed the rows; those of the first layer come in one.
-        for blocks in (1, *(math.ceil(shaped.depth / outputs) for outputs in OUTPUTS)):
-            fed = Fed(rows, rows.new_zeros(blocks, shaped.rows, dtype=torch.float32), 1e-6)
-            products.multiply(fed, matrix, workspace, gated=shaped.gated)
+        fed = Fed(rows, rows.new_zeros(1, shaped.rows, dtype=torch.float32), 1e-6)
+        products.multiply(fed, matrix, workspace, gated=shaped.gated)
     else:
         products.multiply(rows, matrix, workspace)
 
