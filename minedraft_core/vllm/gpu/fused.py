@@ -13,7 +13,6 @@ from minedraft_core.config import ConfigError
 from minedraft_core.vllm.gpu.decode import DraftStep
 from minedraft_core.vllm.gpu.layers import UnsupportedError, read_layers
 from minedraft_core.vllm.gpu.model import DraftModel
-from minedraft_core.vllm.gpu.products import MOST_ROWS
 from minedraft_core.vllm.gpu.weights import EightBits
 
 # Programmatic dependent launch came with Hopper.
@@ -22,7 +21,7 @@ _EIGHT_BIT_CAPABILITY = divmod(EightBits.get_min_capability(), 10)
 
 
 class FusedModel(DraftModel):
-    """A causal LM on one device. Prompts, and steps of more tokens than the kernels are made for, run as vLLM runs them."""
+    """A causal LM on one device. Prompts, and steps of more tokens than these kernels are faster for, run as vLLM runs them."""
 
     def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
         """As the base's; raises ConfigError for models that the kernels cannot run."""
@@ -43,13 +42,13 @@ class FusedModel(DraftModel):
         self._workspace = self._stack.workspace()
 
     def _forward(self, inputs: dict[str, torch.Tensor], metadata: DraftStep | FlashAttentionMetadata) -> Any:
-        if not isinstance(metadata, DraftStep) or len(metadata.slots) > MOST_ROWS:
+        if not isinstance(metadata, DraftStep) or len(metadata.slots) > self._stack.most_rows:
             return super()._forward(inputs, metadata)
         states = self._stack.run(self._model.embed_input_ids(inputs["input_ids"]), inputs["positions"], metadata, self._workspace)
         return self._model.model.norm(states)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """As the base's."""
-        if self._stack.head is None or hidden.shape[0] > MOST_ROWS:
+        if self._stack.head is None or hidden.shape[0] > self._stack.most_rows:
             return super().logits(hidden)
         return self._stack.logits(self._stack.head, hidden, self._workspace)

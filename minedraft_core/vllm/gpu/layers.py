@@ -21,7 +21,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
-from minedraft_core.vllm.gpu.products import Matrix, Norm, Products, Workspace
+from minedraft_core.vllm.gpu.products import FEW_ROWS, MOST_ROWS, Matrix, Norm, Products, Workspace
 from minedraft_core.vllm.gpu.weights import EightBitLinear, eight_bits
 
 DECODERS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -68,6 +68,11 @@ class Layers:
     angles: torch.Tensor
     products: Products
     head: Head | None
+
+    @property
+    def most_rows(self) -> int:
+        """Rows up to which vLLM's kernels take longer. They would widen weights in 8 bits first."""
+        return FEW_ROWS if self.layers[0].down.scales is None else MOST_ROWS
 
     def workspace(self) -> Workspace:
         """Room for the products of all layers."""

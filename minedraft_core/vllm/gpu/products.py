@@ -12,12 +12,12 @@ import triton
 from minedraft_core.vllm.gpu.product_kernels import feed_kernel, product_kernel
 
 MOST_ROWS = 64
+FEW_ROWS = 16  # up to which a product of 16-bit weights takes less time than cuBLAS with what surrounds it
 _LEAST_ROWS = 8  # of the right operand on tensor cores
 _LEAST_OUTPUTS = 16  # of the left one
 _SHALLOWEST = 16  # columns of a slice, likewise
 _SHALLOW_BYTES = 128  # of a row of weights at once: less than 32 for each warp are not copied asynchronously
 _DEEPEST = 256
-_FEW_ROWS = 16
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_PROGRAMS = 4  # of a multiprocessor, where small ones are faster than large ones
@@ -98,7 +98,7 @@ def padded(num_rows: int) -> int:
 
 def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
     """A tile of so many rows for weights of so many outputs and inputs: some programs for each multiprocessor, much in flight."""
-    if rows > _FEW_ROWS:
+    if rows > FEW_ROWS:
         return _tile_of_many(rows, outputs, depth, element_size, multiprocessors, gated=gated)
     wanted = _LEAST_OUTPUTS if outputs <= _MOST_PROGRAMS * multiprocessors * _LEAST_OUTPUTS else 2 * _LEAST_OUTPUTS
     columns, stages = _MEASURED[rows, element_size == 1, gated]

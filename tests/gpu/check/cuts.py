@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement, product
 import torch
 
 from minedraft_core.vllm.gpu.decode import Heads
-from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Products, Tile, padded
+from minedraft_core.vllm.gpu.products import FEW_ROWS, MOST_ROWS, Matrix, Products, Tile, padded
 
 OUTPUTS, DEPTHS, PARTS, WARPS, STAGES = (16, 32, 64), (128, 256, 512), (1, 2, 4, 8), (4, 8), (2, 3, 4, 5, 6, 8)
 BLOCKS, SHORTEST, DECODE_WARPS, DECODE_STAGES = (32, 64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3)
@@ -95,8 +95,9 @@ def products_of(shape: dict, batch: int, size: int) -> list[Shaped]:
     queries = shape["num_attention_heads"] * head
     joined = queries + 2 * shape["num_key_value_heads"] * head
     vocabulary = -(-shape["vocab_size"] // VOCABULARY) * VOCABULARY
-    found = [Shaped("head", padded(batch), vocabulary, hidden, size)] if batch <= MOST_ROWS else []
-    for rows in dict.fromkeys(padded(tokens) for tokens in (batch, 2 * batch) if tokens <= MOST_ROWS):
+    most = FEW_ROWS if size > 1 else MOST_ROWS
+    found = [Shaped("head", padded(batch), vocabulary, hidden, size)] if batch <= most else []
+    for rows in dict.fromkeys(padded(tokens) for tokens in (batch, 2 * batch) if tokens <= most):
         found += [
             Shaped("gate and up", rows, 2 * inner, hidden, size, gated=True, fed=True),
             Shaped("down", rows, hidden, inner, size, added=True),
