@@ -5,6 +5,9 @@ and so on), `share` (true where other jobs that share may run on the same cards)
 have to end first, well or not). Jobs start in the order of the file as their cards become free. Each writes FOLDER/NAME.log; `$OUT` is
 the folder. FOLDER/status says what runs and what became of the others. With its own process a job's others have to end; they get eight
 seconds. SIGTERM, SIGINT or SIGHUP end all, and all is killed where this process is.
+
+`--only NAME,NAME` takes some of them, in that order. `--background` returns at once, and the jobs outlive the terminal: FOLDER/pid has the
+number of the process that runs them, and FOLDER/jobs.log what it says.
 """
 
 from __future__ import annotations
@@ -117,6 +120,17 @@ def read(path: Path) -> list[Job]:
     return jobs
 
 
+def chosen(jobs: Sequence[Job], names: Sequence[str]) -> list[Job]:
+    """The jobs with these names, in that order; what they wait for and is not among them counts as done.
+
+    Raises ConfigError for a name that no job has.
+    """
+    known = {job.name: job for job in jobs}
+    if missing := set(names) - set(known):
+        raise ConfigError(f"--only: no job is called {', '.join(sorted(missing))}; there are {', '.join(known)}")
+    return [known[name].model_copy(update={"after": tuple(set(known[name].after) & set(names))}) for name in names]
+
+
 def check_cards(jobs: Sequence[Job]) -> None:
     """Raise ConfigError where a job names a card that this machine does not have."""
     wanted = {card for job in jobs for card in job.gpus}
@@ -207,18 +221,33 @@ def _note(out: Path, waiting: Sequence[Job], running: Sequence[Running], codes: 
     (out / "status").write_text("\n".join(lines) + "\n")
 
 
+def _leave(out: Path) -> None:
+    """Run the same command line in a session of its own."""
+    command = [sys.executable, "-m", "tests.gpu.jobs", *(word for word in sys.argv[1:] if word != "--background")]
+    with (out / "jobs.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    (out / "pid").write_text(f"{process.pid}\n")
+
+
 def main() -> None:
     """Read the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu.jobs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", metavar="NAMES")
+    parser.add_argument("--background", action="store_true")
     arguments = parser.parse_args()
     for number in _SIGNALS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         jobs = read(arguments.file)
+        if arguments.only is not None:
+            jobs = chosen(jobs, arguments.only.split(","))
         check_cards(jobs)
         arguments.out.mkdir(parents=True, exist_ok=True)
+        if arguments.background:
+            _leave(arguments.out)
+            return
         codes = run(jobs, arguments.out.resolve())
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error_line(error)}\n")

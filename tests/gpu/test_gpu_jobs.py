@@ -19,7 +19,7 @@ from minedraft_core.config import ConfigError
 from minedraft_core.training.cli import train
 from tests.gpu import jobs as jobs_module
 from tests.gpu.check.commands import parser
-from tests.gpu.jobs import Job, check_cards, read, run, startable
+from tests.gpu.jobs import Job, check_cards, chosen, read, run, startable
 
 
 def _command(function):
@@ -81,6 +81,13 @@ def test_a_file_with_a_mistake_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+def test_some_of_a_file_run_in_the_order_they_are_named_in() -> None:
+    jobs = [Job(name="a", run=""), Job(name="b", run="", after=("a",)), Job(name="c", run="", after=("a", "b"))]
+    assert chosen(jobs, ["c", "b"]) == [jobs[2].model_copy(update={"after": ("b",)}), jobs[1].model_copy(update={"after": ()})]
+    with pytest.raises(ConfigError, match="--only: no job is called d; there are a, b, c"):
+        chosen(jobs, ["a", "d"])
+
+
 @pytest.mark.parametrize(("name", "cards"), [("jobs.toml", 4), ("one-card.toml", 1)])
 def test_the_commands_of_the_shipped_lists_are_right(name: str, cards: int, tmp_path: Path) -> None:
     commands = {"bench": typer.main.get_command(bench_app).commands["engine"], "drafter": _command(train)}
@@ -88,8 +95,9 @@ def test_the_commands_of_the_shipped_lists_are_right(name: str, cards: int, tmp_
     for job in read(Path(__file__).with_name(name)):
         assert all(card < cards for card in job.gpus)
         words = shlex.split(Template(job.run).substitute(places))
-        if "minedraft" in words:
-            kind, _, *rest = words[words.index("minedraft") + 1 :]
+        if "server.cli" in words:
+            assert words[:3] == ["python3", "-m", "server.cli"]
+            kind, _, *rest = words[3:]
             commands[kind].make_context(kind, rest)
             continue
         if words[1] == "-c":
@@ -163,6 +171,20 @@ def test_nothing_outlives_the_runner_whatever_ends_it(tmp_path: Path, number: si
         runner.send_signal(number)
         assert runner.wait(30) == (-number if number is signal.SIGKILL else 128 + number)
     wait_until(lambda: not alive(numbers(tmp_path / "out")))
+
+
+def test_in_the_background_they_outlive_who_has_started_them(tmp_path: Path) -> None:
+    path, out = tmp_path / "jobs.toml", tmp_path / "out"
+    path.write_text(
+        '[[job]]\nname = "a"\nrun = "sleep 1; touch $OUT/done"\n[[job]]\nname = "b"\nrun = "touch $OUT/never"\n', encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "tests.gpu.jobs", str(path), "--out", str(out), "--only", "a", "--background"]
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, start_new_session=True)
+    assert not (out / "done").exists()
+    wait_until(lambda: (out / "jobs.log").read_text() == "a: 0\n")
+    assert (out / "done").exists()
+    assert not (out / "never").exists()
+    wait_until(lambda: not alive([int((out / "pid").read_text())]))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -113,7 +113,6 @@ def decode_kernel(
         query_head = head * GROUP + row % GROUP
         first = request.to(tl.int64) * QUERIES
         new = tl.arange(0, QUERIES)
-        is_new = (new < QUERIES)[:, None]
         my_cache = cache + head * cache_head_stride
         my_table = table + request.to(tl.int64) * table_stride
         length = tl.cdiv(tl.cdiv(past, parts), BLOCK) * BLOCK
@@ -122,7 +121,7 @@ def decode_kernel(
         # All that is read up to the wait was there before the kernels that this one may overlap with; the old KV too.
         left_keys, right_keys, values = _block(my_cache, my_table, begin, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
         turning = _halved(angles + tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD, live[:, None], HEAD, TURNED)
-        new_turning = _halved(angles + tl.load(positions + first + new)[:, None] * HEAD, is_new, HEAD, TURNED)
+        new_turning = _halved(angles + tl.load(positions + first + new)[:, None] * HEAD, True, HEAD, TURNED)
         gains = _halved(query_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
         new_gains = _halved(key_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
         slot = tl.load(slots + first + new)[:, None]
@@ -133,7 +132,7 @@ def decode_kernel(
         query_at = query + ((first + token) * query_stride + query_head * HEAD)[:, None]
         left, right = _halved(query_at, live[:, None], HEAD, True)
         new_at = (first + new)[:, None]
-        new_left, new_right = _halved(key + new_at * key_stride + head * HEAD, is_new, HEAD, True)
+        new_left, new_right = _halved(key + new_at * key_stride + head * HEAD, True, HEAD, True)
         new_values = tl.load(value + new_at * value_stride + head * HEAD + column[None, :])
         left, right = _turned(left, right, gains, turning, eps, cache.dtype.element_ty, HEAD, TURNED, NORMED)
         top = tl.full([ROWS], float("-inf"), tl.float32)
