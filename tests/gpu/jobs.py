@@ -252,6 +252,10 @@ def main() -> None:
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{error_line(error)}\n")
         sys.exit(USAGE_ERROR)
+    finally:
+        # While Python ends it would hear none of them, and die of the next.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
     sys.stdout.write("".join(f"{name}: {code}\n" for name, code in codes.items()))
     sys.exit(any(codes.values()))
 

@@ -21,13 +21,14 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads
-from minedraft_core.vllm.gpu.layers import read_layers
+from minedraft_core.vllm.gpu.layers import Layers, read_layers
+from minedraft_core.vllm.gpu.products import Workspace
 from minedraft_core.vllm.gpu.weights import EightBitLinear
 from tests.gpu.alone import stand_alone
 
 CPU = torch.device("cpu")
 PAGE, COLUMNS, VOCAB = 16, 3, 80
-LENGTHS = (3, 20, 6)
+LENGTHS = (3, 18, 6)
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -99,18 +100,23 @@ def states_of(model: Any, texts: list[torch.Tensor]) -> list[torch.Tensor]:
         step = DraftStep(heads, scratch, table, seq_lens, slots.flatten().long())
         states = layers.run(model.embed_input_ids(ids.flatten()).clone(), positions.flatten(), step, workspace)
         states = model.model.norm.forward_native(states)
-        head = layers.head
-        assert head is not None
-        widened = head.matrix.weight.float() * (1 if head.matrix.scales is None else head.matrix.scales[:, None])
-        logits = layers.logits(head, states, workspace)
-        assert logits.shape[1] == VOCAB
-        torch.testing.assert_close(logits, states @ widened[:VOCAB].t(), rtol=1e-4, atol=1e-4)
+        if not done:
+            _check_head(layers, states, workspace)
         states = states.view(len(texts), count, -1)
         for request, text in enumerate(texts):
             if len(text) >= done + count:
                 found[request] += states[request]
         done += count
     return [torch.stack(states) for states in found]
+
+
+def _check_head(layers: Layers, states: torch.Tensor, workspace: Workspace) -> None:
+    head = layers.head
+    assert head is not None
+    widened = head.matrix.weight.float() * (1 if head.matrix.scales is None else head.matrix.scales[:, None])
+    logits = head.logits(layers.products, states, workspace)
+    assert logits.shape[1] == VOCAB
+    torch.testing.assert_close(logits, states @ widened[:VOCAB].t(), rtol=1e-4, atol=1e-4)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from minedraft_core.vllm.gpu.kernels import HEADER, buckets, row_width
+from tests.gpu.chain_cases import compare_chained
 from tests.gpu.decode_cases import LONG, compare_decode, compile_decode
 from tests.gpu.eagle_cases import compare_eagle, compile_eagle
 from tests.gpu.kernel_cases import compare, compare_chains
@@ -29,6 +30,16 @@ import torch
 from tests.gpu.product_cases import SMALL, compare_products
 compare_products('cpu', torch.float32, SMALL, 1e-4)
 """
+_ORDERED = """
+import torch
+from minedraft_core.vllm.gpu.decode import Heads
+from tests.gpu.chain_cases import random_layers, step_of
+heads = Heads(4, 2, 32, 4)
+layers = random_layers('cpu', torch.float32, 2, 64, heads, 3, eight=True)
+run, start = step_of(layers, heads, 3, 2)
+first, second = run(layers, start.clone()), run(layers, start.clone())
+assert torch.equal(first, second) and first.isfinite().all() and not torch.equal(first, start)
+"""
 _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10): compare_eagle('cpu', seed)"
 
 
@@ -39,6 +50,7 @@ _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10)
         ["-c", _CHAINS],
         ["-c", _DECODE],
         ["-c", _PRODUCTS],
+        ["-c", _ORDERED],
         ["-c", _EAGLE],
         ["-m", "tests.gpu.layer_numbers"],
         ["-m", "tests.gpu.fused_numbers"],
@@ -46,7 +58,7 @@ _EAGLE = "from tests.gpu.eagle_cases import compare_eagle\nfor seed in range(10)
         ["-m", "tests.gpu.lookahead_lives"],
         ["-m", "tests.gpu.eagle_lives"],
     ],
-    ids=["references", "chains", "decode", "products", "eagle", "layers", "fused", "lives", "lookahead", "eagle lives"],
+    ids=["references", "chains", "decode", "products", "ordered", "eagle", "layers", "fused", "lives", "lookahead", "eagle lives"],
 )
 def test_interpreted(command: list[str]) -> None:
     """In a process of its own, since Triton decides on import how it runs kernels."""
@@ -70,7 +82,12 @@ def test_compiled_eagle(seed: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seed", range(4))
+def test_chained_layers() -> None:
+    compare_chained()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(5))
 def test_compiled_decode(seed: int) -> None:
     compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
 

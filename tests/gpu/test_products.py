@@ -15,9 +15,11 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from minedraft_core.config import DrafterConfig
-from minedraft_core.vllm.gpu.decode import Heads
+from minedraft_core.vllm.gpu.decode import DraftStep, Heads
+from minedraft_core.vllm.gpu.fused import FusedModel
 from minedraft_core.vllm.gpu.layers import UnsupportedError, _head, read_layers
 from minedraft_core.vllm.gpu.methods import SeparateModel
+from minedraft_core.vllm.gpu.model import DraftModel
 from minedraft_core.vllm.gpu.products import MOST_ROWS, Matrix, Products, padded, tile
 from minedraft_core.vllm.gpu.weights import EightBitLinear, eight_bits
 
@@ -43,6 +45,7 @@ def test_every_output_and_the_whole_depth_are_covered(
     assert cut.depth % cut.slices == 0
     assert cut.depth // cut.slices >= 16
     # Also in the shared memory of a multiprocessor that has 99 KiB.
+    assert cut.stages >= 2
     assert cut.depth * (cut.stages - 1) * (cut.outputs * size * (1 + gated) + 2 * rows) <= 100_000
 
 
@@ -132,3 +135,20 @@ def test_the_class_of_a_draft_model_follows_the_configuration(fused: str, name: 
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     SeparateModel().load(nn.Identity(), None, torch.device("cuda", 0), DrafterConfig(fused=fused))  # type: ignore[arg-type]
     assert made == [name]
+
+
+@pytest.mark.parametrize(("tokens", "kernels"), [(4, "ours"), (5, "vLLM's")])
+def test_steps_of_more_tokens_run_as_vllm_runs_them(tokens: int, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftModel, "_forward", lambda *_: "vLLM's")
+    monkeypatch.setattr(DraftModel, "logits", lambda *_: "vLLM's")
+    model: Any = object.__new__(FusedModel)
+    head = SimpleNamespace(logits=lambda *_: "ours")
+    model._stack = SimpleNamespace(most_rows=4, head=head, products=None, run=lambda *_: "ours")
+    model._model = SimpleNamespace(embed_input_ids=lambda ids: ids, model=SimpleNamespace(norm=lambda states: states))
+    model._workspace = None
+    some: Any = None
+    step = DraftStep(HEADS, some, some, some, torch.zeros(tokens, dtype=torch.int64))
+    assert model._forward({"input_ids": some, "positions": some}, step) == kernels
+    assert model.logits(torch.zeros(tokens, 8)) == kernels
+    model._stack.head = None
+    assert model.logits(torch.zeros(tokens, 8)) == "vLLM's"

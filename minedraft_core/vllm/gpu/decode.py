@@ -19,7 +19,7 @@ _LOG2_E = 1.4426950408889634
 class Scratch:
     """Where the parts of a context meet, on one device. Used by one launch after the other; `arrived` is zero between them.
 
-    sums float32 [parts in flight, rows, head], stats float32 [parts in flight, rows, 2], arrived int32 [requests x KV heads].
+    sums float32 [parts in flight x rows x head], stats float32 [parts in flight x rows x 2], arrived int32 [requests x KV heads].
     """
 
     sums: torch.Tensor
@@ -55,7 +55,6 @@ class Heads:
     block: int = 64
     shortest: int = 64
     warps: int = 8
-    stages: int = 3
 
     @property
     def supported(self) -> bool:
@@ -90,8 +89,8 @@ class Heads:
         """Room for every batch of up to `max_num_reqs` requests."""
         parts = max(num_reqs * self.num_kv_heads * self.parts(num_reqs) for num_reqs in range(1, max_num_reqs + 1))
         return Scratch(
-            torch.zeros(parts, self.rows, self.head_size, dtype=torch.float32, device=device),
-            torch.zeros(parts, self.rows, 2, dtype=torch.float32, device=device),
+            torch.zeros(parts * self.rows * self.head_size, dtype=torch.float32, device=device),
+            torch.zeros(parts * self.rows * 2, dtype=torch.float32, device=device),
             torch.zeros(max_num_reqs * self.num_kv_heads, dtype=torch.int32, device=device),
         )
 
@@ -160,5 +159,4 @@ def decode(
         CHAINED=turn is not None and turn.chained,
         launch_pdl=turn is not None and turn.chained,
         num_warps=heads.warps,
-        num_stages=heads.stages,
     )

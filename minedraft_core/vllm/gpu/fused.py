@@ -51,4 +51,4 @@ class FusedModel(DraftModel):
         """As the base's."""
         if self._stack.head is None or hidden.shape[0] > self._stack.most_rows:
             return super().logits(hidden)
-        return self._stack.logits(self._stack.head, hidden, self._workspace)
+        return self._stack.head.logits(self._stack.products, hidden, self._workspace)

@@ -22,7 +22,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads, Turn, decode
 from minedraft_core.vllm.gpu.products import FEW_ROWS, MOST_ROWS, Matrix, Norm, Products, Workspace
-from minedraft_core.vllm.gpu.weights import EightBitLinear, eight_bits
+from minedraft_core.vllm.gpu.weights import EIGHT_BITS, EightBitLinear, eight_bits
 
 DECODERS = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _HEAD_ROWS = 16384  # of a head at once, for less memory
@@ -47,6 +47,11 @@ class Layer:
     down: Matrix
 
     @property
+    def eight(self) -> bool:
+        """Whether its weights are in 8 bits."""
+        return self.down.scales is not None
+
+    @property
     def matrices(self) -> Iterator[tuple[Matrix, bool]]:
         """All weights, and whether their product is gated."""
         yield from ((self.qkv, False), (self.output, False), (self.gate_up, True), (self.down, False))
@@ -58,6 +63,10 @@ class Head:
 
     matrix: Matrix
     vocab_size: int
+
+    def logits(self, products: Products, states: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Logits [n, vocabulary] of normed states [n, hidden]."""
+        return products.multiply(states, self.matrix, workspace)[:, : self.vocab_size]
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Layers:
     @property
     def most_rows(self) -> int:
         """Rows up to which vLLM's kernels take longer. They would widen weights in 8 bits first."""
-        return FEW_ROWS if self.layers[0].down.scales is None else MOST_ROWS
+        return MOST_ROWS if self.layers[0].eight else FEW_ROWS
 
     def workspace(self) -> Workspace:
         """Room for the products of all layers."""
@@ -80,10 +89,6 @@ class Layers:
         if self.head is not None:
             matrices.append((self.head.matrix, False))
         return self.products.workspace(matrices, self.angles.device)
-
-    def logits(self, head: Head, states: torch.Tensor, workspace: Workspace) -> torch.Tensor:
-        """Logits [n, vocabulary] of normed states [n, hidden]."""
-        return self.products.multiply(states, head.matrix, workspace)[:, : head.vocab_size]
 
     def run(self, states: torch.Tensor, positions: torch.Tensor, step: DraftStep, workspace: Workspace) -> torch.Tensor:
         """Run embedded tokens [tokens, hidden] at positions int64 [tokens] through the layers and write their KV.
@@ -120,7 +125,7 @@ def read_layers(model: nn.Module, heads: Heads, *, chained: bool) -> Layers:
     weight = decoder.norm.weight
     angles = rotary.cos_sin_cache.to(weight.device, weight.dtype).contiguous()
     layers = tuple(_layer(layer) for layer in decoder.layers)
-    return Layers(layers, angles, Products(heads.multiprocessors, chained), _head(model, eight=layers[0].down.scales is not None))
+    return Layers(layers, angles, Products(heads.multiprocessors, chained), _head(model, eight=layers[0].eight))
 
 
 def _layer(layer: Any) -> Layer:
@@ -149,10 +154,17 @@ def _head(model: Any, *, eight: bool) -> Head | None:
     if not (plain and unquantized) or getattr(layer, "bias", None) is not None:
         return None
     matrix = Matrix(weight)
+    if not matrix.supported:
+        return None
     if eight:
-        quantized, scales = zip(*map(eight_bits, weight.split(_HEAD_ROWS)), strict=True)
-        matrix = Matrix(torch.cat(quantized), None, torch.cat(scales).flatten())
-    return Head(matrix, processor.org_vocab_size) if matrix.supported else None
+        # Into one tensor a piece at a time: a head is larger than what memory there is to spare.
+        quantized, scales = torch.empty_like(weight, dtype=EIGHT_BITS), weight.new_empty(len(weight), dtype=torch.float32)
+        for piece, into, scale in zip(*(tensor.split(_HEAD_ROWS) for tensor in (weight, quantized, scales)), strict=True):
+            made, factors = eight_bits(piece)
+            into.copy_(made)
+            scale.copy_(factors.flatten())
+        matrix = Matrix(quantized, None, scales)
+    return Head(matrix, processor.org_vocab_size)
 
 
 def _norm(norm: Any) -> Norm:

@@ -52,6 +52,17 @@ def _of_outputs(pointer, out, width_out, inside, GIVEN: tl.constexpr, GATED: tl.
 
 
 @triton.jit
+def _by_block(squares, row, live, num_blocks, BLOCKS: tl.constexpr, GIVEN: tl.constexpr):
+    """Sums of squares of the rows, float32 [blocks, rows]; nothing if none are given."""
+    found = tl.zeros([1, 1], tl.float32)
+    if GIVEN:
+        number = tl.arange(0, BLOCKS)[:, None]
+        there = (number < num_blocks) & live[None, :]
+        found = tl.load(squares + number * row.shape[0] + row[None, :], mask=there, other=0.0)
+    return found
+
+
+@triton.jit
 def _finished(sums, ups, fade, scale, up_scale, bias, up_bias, NORMED, GATED, BIASED, SCALED):
     """What a product is made into before it is added to anything."""
     if SCALED:
@@ -70,7 +81,10 @@ def _finished(sums, ups, fade, scale, up_scale, bias, up_bias, NORMED, GATED, BI
 
 @triton.jit
 def _weighted(stream, gains):
-    """A stream times a norm's weights, in its own type. It is divided by its norm only after a product, and may be too large until then."""
+    """A stream times a norm's weights, in its own type.
+
+    It is divided by its norm only after a product. Until then it may be larger than float16: it is cut there, and drafts get worse.
+    """
     weighted = stream.to(tl.float32) * gains
     if stream.dtype == tl.float16:
         weighted = tl.clamp(weighted, -65504.0, 65504.0)
@@ -141,7 +155,7 @@ def product_kernel(
     live_rows, real_outputs = live[None, :, None], inside[None, :, None]
     # All that ends a product is there before the rows are: a residual stream has been written by a kernel before the last one.
     scale, up_scale = _of_outputs(scales, out, width_out, inside, SCALED, GATED)
-    added, up_added = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
+    biases, up_biases = _of_outputs(bias, out, width_out, inside, BIASED, GATED)
     gains, _ = _of_outputs(norm, out, width_out, inside, FEEDING, False)
     cells = row.to(tl.int64)[None, :] * width_out + out[:, None]
     kept = live[None, :] & inside[:, None]
@@ -153,10 +167,8 @@ def product_kernel(
         tl.extra.cuda.gdc_wait()
         # Not before: the next kernel reads what the one before this one has written.
         tl.extra.cuda.gdc_launch_dependents()
-    by_block = tl.zeros([1, 1], tl.float32)
-    if NORMED:
-        number = tl.arange(0, BLOCKS)[:, None]
-        by_block = tl.load(squares + number * ROWS + row[None, :], mask=(number < num_blocks) & live[None, :], other=0.0)
+    # With many rows the squares would take the registers of the sums.
+    by_block = _by_block(squares, row, live, num_blocks, BLOCKS, NORMED and ROWS <= 16)
     sums = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
     ups = tl.zeros([SLICES, OUTPUTS, ROWS], tl.float32)
     # All programs read the same rows. They begin at different columns, so that they do not all read the same ones at once.
@@ -169,6 +181,8 @@ def product_kernel(
         if GATED:
             ups = tl.dot(_wide(tl.load(weight_at + up + at, mask=real_outputs, other=0.0), values.dtype), values, ups)
     sums, ups = tl.sum(sums, axis=0), tl.sum(ups, axis=0)
+    if ROWS > 16:
+        by_block = _by_block(squares, row, live, num_blocks, BLOCKS, NORMED)
 
     whole = True
     if PARTS > 1:
@@ -186,7 +200,7 @@ def product_kernel(
             tl.store(arrived + block, 0)
     if whole:
         fade = tl.rsqrt(tl.sum(by_block, axis=0) / width_in + eps)[None, :]
-        made = _finished(sums, ups, fade, scale, up_scale, added, up_added, NORMED, GATED, BIASED, SCALED)
+        made = _finished(sums, ups, fade, scale, up_scale, biases, up_biases, NORMED, GATED, BIASED, SCALED)
         if ADDED:
             made += stream
         stored = made.to(output.dtype.element_ty)

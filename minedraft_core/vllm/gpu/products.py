@@ -21,18 +21,9 @@ _DEEPEST = 256
 _MOST_SUMS = 2048  # of a program: 64 registers of a thread
 _MOST_PARTS = 8
 _MOST_PROGRAMS = 4  # of a multiprocessor, where small ones are faster than large ones
-# Columns at once and stages, by padded rows, whether weights are in 8 bits, and whether they are gated: the fastest on an H200 for
-# Qwen3-1.7B.
-_MEASURED = {
-    (8, False, False): (256, 6),
-    (8, False, True): (512, 2),
-    (8, True, False): (256, 6),
-    (8, True, True): (256, 3),
-    (16, False, False): (512, 4),
-    (16, False, True): (512, 2),
-    (16, True, False): (512, 4),
-    (16, True, True): (256, 3),
-}
+# Columns at once and stages, the fastest on an H200 for Qwen3-1.7B: by padded rows, and of gated weights by whether they are in 8 bits.
+_PLAIN = {8: (256, 6), FEW_ROWS: (512, 4)}
+_GATED = {False: (512, 2), True: (256, 3)}
 _MOST_STAGES = 6
 _SHARED_BYTES = 176 * 1024  # of a multiprocessor for one kernel, so that the next one's programs fit beside it
 _PROGRAM_BYTES = 96 * 1024  # likewise, of one program
@@ -101,11 +92,11 @@ def tile(rows: int, outputs: int, depth: int, element_size: int, multiprocessors
     if rows > FEW_ROWS:
         return _tile_of_many(rows, outputs, depth, element_size, multiprocessors, gated=gated)
     wanted = _LEAST_OUTPUTS if outputs <= _MOST_PROGRAMS * multiprocessors * _LEAST_OUTPUTS else 2 * _LEAST_OUTPUTS
-    columns, stages = _MEASURED[rows, element_size == 1, gated]
+    columns, stages = _GATED[element_size == 1] if gated else _PLAIN[rows]
     at_once = next(size for size in (512, 256, 128, 64, 32, 16) if depth % size == 0 and size <= columns * 2 // max(2, element_size))
     parts = max(1, min(multiprocessors // triton.cdiv(outputs, wanted), _MOST_PARTS, depth // at_once))
     stage = at_once * (wanted * element_size * (1 + gated) + 2 * rows)
-    return Tile(wanted, at_once, parts, max(2, min(1 + (stages - 1) * columns // at_once, 1 + _PROGRAM_BYTES // stage, _MOST_STAGES)))
+    return Tile(wanted, at_once, parts, min(1 + (stages - 1) * columns // at_once, 1 + _PROGRAM_BYTES // stage, _MOST_STAGES))
 
 
 def _tile_of_many(rows: int, outputs: int, depth: int, element_size: int, multiprocessors: int, *, gated: bool) -> Tile:
@@ -119,7 +110,7 @@ def _tile_of_many(rows: int, outputs: int, depth: int, element_size: int, multip
     most = max(min(shared // (2 * column), _DEEPEST), _SHALLOW_BYTES // element_size)
     at_once = next(size for size in (256, 128, 64, 32, 16) if depth % size == 0 and size <= most)
     parts = max(1, min(multiprocessors // blocks, _MOST_PARTS, depth // at_once))
-    return Tile(wanted, at_once, parts, max(3, min(shared // (column * at_once) + 1, _MOST_STAGES)))
+    return Tile(wanted, at_once, parts, min(shared // (column * at_once) + 1, _MOST_STAGES))
 
 
 @dataclass(frozen=True)
@@ -206,6 +197,7 @@ class Products:
         added: bool = False,
     ) -> None:
         num_rows, width_in = rows.shape
+        assert num_rows <= MOST_ROWS, "the workspace has room for no more"
         width_out = output.shape[1]
         tile_rows = padded(num_rows)
         cut = self.tile(tile_rows, matrix, gated=gated)

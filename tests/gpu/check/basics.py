@@ -125,6 +125,7 @@ def summary(records) -> str:
 def stage_kernels(_arguments) -> None:
     import torch
 
+    from tests.gpu.chain_cases import compare_chained
     from tests.gpu.decode_cases import LONG, compare_decode
     from tests.gpu.kernel_cases import compare, compare_chains
     from tests.gpu.product_cases import LARGE, compare_products
@@ -132,11 +133,13 @@ def stage_kernels(_arguments) -> None:
     for seed in range(20):
         compare("cuda", seed)
         compare_chains("cuda", seed)
-    for seed in range(8):
+    for seed in range(10):
         compare_decode("cuda", torch.bfloat16, seed, LONG, 2e-2)
     for chained in (False, True):
         compare_products("cuda", torch.bfloat16, LARGE, 3e-2, (132,) if chained else (8,), chained=chained)
     say(True, "kernels agree with their references")
+    compare_chained()
+    say(True, "chained layers are those in order, bit for bit")
 
 
 def stage_start(arguments) -> None:

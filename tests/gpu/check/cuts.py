@@ -12,7 +12,7 @@ from minedraft_core.vllm.gpu.decode import Heads
 from minedraft_core.vllm.gpu.products import FEW_ROWS, MOST_ROWS, Matrix, Products, Tile, padded
 
 OUTPUTS, DEPTHS, PARTS, WARPS, STAGES = (16, 32, 64), (128, 256, 512), (1, 2, 4, 8), (4, 8), (2, 3, 4, 5, 6, 8)
-BLOCKS, SHORTEST, DECODE_WARPS, DECODE_STAGES = (32, 64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3)
+BLOCKS, SHORTEST, DECODE_WARPS = (32, 64, 128), (32, 64, 128, 256), (4, 8)
 MOST_SUMS = 2048  # of a program
 COPIED = 32  # bytes of a row of weights for each warp, so that they are copied asynchronously
 SHARED, PROGRAM_SHARED = 200 * 1024, 160 * 1024  # bytes of a multiprocessor, and of a program
@@ -109,6 +109,6 @@ def products_of(shape: dict, batch: int, size: int) -> list[Shaped]:
 
 def other_heads(heads: Heads) -> list[Heads]:
     """Other ways of spreading attention."""
-    ways = product(BLOCKS, SHORTEST, DECODE_WARPS, DECODE_STAGES)
-    found = [replace(heads, block=block, shortest=shortest, warps=warps, stages=stages) for block, shortest, warps, stages in ways]
-    return [other for other in found if other != heads and (other.stages == heads.stages or replace(other, stages=heads.stages) == heads)]
+    ways = product(BLOCKS, SHORTEST, DECODE_WARPS)
+    found = [replace(heads, block=block, shortest=shortest, warps=warps) for block, shortest, warps in ways]
+    return [other for other in found if other != heads]

@@ -161,7 +161,7 @@ def _place(place: Place) -> str:
 
 def _way(way: Way) -> str:
     if isinstance(way, Heads):
-        return f"{way.block} tokens at a time, {way.shortest} at least, {way.warps} warps, {way.stages} stages"
+        return f"{way.block} tokens at a time, {way.shortest} at least, {way.warps} warps"
     return f"{way.outputs} x {way.depth}, {way.parts} parts, {way.stages} stages, {way.warps} warps"
 
 
