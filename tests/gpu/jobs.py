@@ -231,7 +231,9 @@ def _leave(out: Path) -> None:
 
 def main() -> None:
     """Read the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu.jobs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.jobs", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", metavar="NAMES")

@@ -185,6 +185,10 @@ def test_in_the_background_they_outlive_who_has_started_them(tmp_path: Path) -> 
     assert (out / "done").exists()
     assert not (out / "never").exists()
     wait_until(lambda: not alive([int((out / "pid").read_text())]))
+    # Told by half a word, the process in the background would start another one, and so on.
+    refused = subprocess.run([*command[:-1], "--back"], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "unrecognized arguments: --back" in refused.stderr
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _halved(at, live, HEAD: tl.constexpr, GIVEN: tl.constexpr):
-    """Both halves of what lies at the pointers `at` [n, 1], float32 [n, HEAD / 2] each; ones if nothing is given."""
+    """Both halves of what lies at the pointers `at` [n, 1], or at one, float32 [n, HEAD / 2] each; ones if nothing is given."""
     half: tl.constexpr = HEAD // 2
     column = tl.arange(0, half)[None, :]
     left = tl.full([1, 1], 1.0, tl.float32)
@@ -122,8 +122,8 @@ def decode_kernel(
         left_keys, right_keys, values = _block(my_cache, my_table, begin, end, cache_block_stride, cache_token_stride, HEAD, PAGE, BLOCK)
         turning = _halved(angles + tl.load(positions + first + token, mask=live, other=0)[:, None] * HEAD, live[:, None], HEAD, TURNED)
         new_turning = _halved(angles + tl.load(positions + first + new)[:, None] * HEAD, True, HEAD, TURNED)
-        gains = _halved(query_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
-        new_gains = _halved(key_norm + tl.zeros([1, 1], tl.int32), True, HEAD, NORMED)
+        gains = _halved(query_norm, True, HEAD, NORMED)
+        new_gains = _halved(key_norm, True, HEAD, NORMED)
         slot = tl.load(slots + first + new)[:, None]
         if CHAINED:
             tl.extra.cuda.gdc_wait()
