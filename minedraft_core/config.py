@@ -159,9 +159,10 @@ class DrafterConfig(BaseModel):
     replay_acceptance: float = Field(default=1.0, ge=0, le=1, description="for benchmarks: how often a replayed token is proposed")
     device: int | None = Field(default=None, ge=0, description="CUDA device of the drafter; none: the first after the target's")
     compiled: bool = Field(default=False, description="on GPUs: compile the drafter as vLLM compiles the target")
-    fused: Literal["none", "attention", "layers"] = Field(
-        default="none",
-        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers",
+    fused: Literal["auto", "none", "attention", "layers"] = Field(
+        default="auto",
+        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers; "
+        "auto is whole layers on Hopper GPUs where they can run the draft model, else nothing",
     )
     weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",

@@ -151,9 +151,10 @@ class Settings(BaseSettings):
         default=None, ge=0, description="CUDA device of the drafter, one of the target's own too; without one, the first after the target's"
     )
     drafter_compiled: bool = Field(default=False, description="on GPUs, compile the drafter as vLLM compiles the target")
-    drafter_fused: Literal["none", "attention", "layers"] = Field(
-        default="none",
-        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers",
+    drafter_fused: Literal["auto", "none", "attention", "layers"] = Field(
+        default="auto",
+        description="on GPUs, what of a draft step runs in our own kernels: nothing, attention with the write of its KV, or whole layers; "
+        "auto is whole layers on Hopper GPUs where they can run the draft model, else nothing",
     )
     drafter_weights: Literal["as_saved", "fp8"] = Field(
         default="as_saved",

@@ -81,8 +81,8 @@ def bench_engine(
     tetris_extra_proposals: Annotated[int, typer.Option(min=0, max=63, help="Draft tokens beyond k that they choose from.")] = 0,
     drafter_compiled: Annotated[bool, typer.Option(help="On GPUs: compile the drafter as vLLM compiles the target.")] = False,
     drafter_fused: Annotated[
-        Literal["none", "attention", "layers"], typer.Option(help="On GPUs: what of a draft step runs in our own kernels.")
-    ] = "none",
+        Literal["auto", "none", "attention", "layers"], typer.Option(help="On GPUs: what of a draft step runs in our own kernels.")
+    ] = "auto",
     drafter_weights: Annotated[
         Literal["as_saved", "fp8"], typer.Option(help="On GPUs, the drafter's linear layers and output head: as_saved, or fp8, in 8 bits.")
     ] = "as_saved",

@@ -60,7 +60,7 @@ class Plan:
     acceptance_length: float | None = None
     prompt_tokens: int | None = None
     compiled_drafter: bool = False
-    drafter_fused: Literal["none", "attention", "layers"] = "none"
+    drafter_fused: Literal["auto", "none", "attention", "layers"] = "auto"
     drafter_weights: Literal["as_saved", "fp8"] = "as_saved"
     method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
     tetris_capacity: int = 0

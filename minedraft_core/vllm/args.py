@@ -70,12 +70,7 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if args.async_scheduling is False:
         raise ConfigError("--no-async-scheduling: the pipeline on GPUs needs asynchronous scheduling; remove it")
     config.speculative.check_on_gpus()
-    if config.drafter.fused == "layers" and config.speculative.method in HEADS:
-        raise ConfigError("--drafter-fused layers is for draft models: use attention or none with a head")
-    if config.drafter.fused == "layers" and config.drafter.compiled:
-        raise ConfigError("--drafter-compiled compiles what --drafter-fused layers replaces: remove one of the two")
-    if config.drafter.weights == "fp8" and config.drafter.fused != "layers":
-        raise ConfigError("--drafter-weights fp8 needs --drafter-fused layers, whose kernels read them")
+    _check_kernels(config)
     if args.device_ids and config.speculative.mode is not Mode.OFF:
         raise ConfigError("--device-ids: beside a drafter the target has the first devices; choose them with CUDA_VISIBLE_DEVICES instead")
     if config.speculative.tetris and args.enforce_eager:
@@ -89,6 +84,20 @@ def _on_cuda(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:
     if config.speculative.mode is not Mode.OFF:
         changes["speculative_config"] = draft_model_speculation(config)
     return replace(args, **changes)
+
+
+def _check_kernels(config: PipelineConfig) -> None:
+    fused = config.drafter.fused
+    if config.drafter.weights == "fp8":
+        if fused not in ("auto", "layers"):
+            raise ConfigError("--drafter-weights fp8 needs --drafter-fused layers, whose kernels read them")
+        fused = "layers"
+    if fused == "layers" and config.speculative.method in HEADS:
+        raise ConfigError("--drafter-fused layers and --drafter-weights fp8 are for draft models: remove them with a head")
+    if fused == "layers" and config.drafter.compiled:
+        raise ConfigError(
+            "--drafter-compiled compiles what the kernels of --drafter-fused layers and --drafter-weights fp8 replace: remove it or them"
+        )
 
 
 def natively(args: AsyncEngineArgs, config: PipelineConfig) -> AsyncEngineArgs:

@@ -70,9 +70,11 @@ def test_what_is_for_the_drafter_on_gpus_is_refused_on_cpu(name, value):
 @pytest.mark.parametrize(
     ("method", "drafter", "message"),
     [
-        ("eagle", DrafterConfig(fused="layers"), "--drafter-fused layers is for draft models"),
-        (None, DrafterConfig(fused="layers", compiled=True), "--drafter-compiled compiles what --drafter-fused layers replaces"),
-        (None, DrafterConfig(weights="fp8"), "--drafter-weights fp8 needs --drafter-fused layers"),
+        ("eagle", DrafterConfig(fused="layers"), "are for draft models: remove them with a head"),
+        ("eagle3", DrafterConfig(weights="fp8"), "are for draft models: remove them with a head"),
+        (None, DrafterConfig(fused="layers", compiled=True), "--drafter-compiled compiles what the kernels"),
+        (None, DrafterConfig(weights="fp8", compiled=True), "--drafter-compiled compiles what the kernels"),
+        (None, DrafterConfig(weights="fp8", fused="none"), "--drafter-weights fp8 needs --drafter-fused layers"),
         (None, DrafterConfig(weights="fp8", fused="attention"), "--drafter-weights fp8 needs --drafter-fused layers"),
     ],
 )

@@ -14,7 +14,8 @@ from torch import nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from minedraft_core.config import DrafterConfig
+from minedraft_core.config import ConfigError, DrafterConfig
+from minedraft_core.vllm.gpu import fused
 from minedraft_core.vllm.gpu.decode import DraftStep, Heads
 from minedraft_core.vllm.gpu.fused import FusedModel
 from minedraft_core.vllm.gpu.layers import UnsupportedError, _head, read_layers
@@ -125,16 +126,81 @@ def test_matrices_have_rows_of_whole_tiles() -> None:
     assert not Matrix(torch.zeros(32, 3).t()).supported
 
 
-@pytest.mark.parametrize(("fused", "name"), [("none", "DraftModel"), ("attention", "DraftModel"), ("layers", "FusedModel")])
-def test_the_class_of_a_draft_model_follows_the_configuration(fused: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    for kind in ("DraftModel", "FusedModel"):
-        monkeypatch.setattr(f"minedraft_core.vllm.gpu.methods.{kind}", lambda *_, kind=kind: made.append(kind))
+HOPPER, ADA = (9, 0), (8, 9)
+
+
+def loaded(
+    monkeypatch: pytest.MonkeyPatch, drafter: DrafterConfig, capability: tuple[int, int], refusal: str | None = None
+) -> tuple[Any, list[Any]]:
+    """The draft model, and with what each was made that was tried; fused layers refuse it where there is a reason."""
+    tried = []
+
+    class Fused(SimpleNamespace):
+        def __init__(self, made_with: str, *_: Any) -> None:
+            tried.append(("FusedModel", made_with))
+            if refusal is not None:
+                raise ConfigError(refusal)
+
+    class Plain(SimpleNamespace):
+        def __init__(self, made_with: str, *_: Any) -> None:
+            tried.append(("DraftModel", made_with))
+
+    monkeypatch.setattr(fused, "FusedModel", Fused)
+    monkeypatch.setattr(fused, "DraftModel", Plain)
+    monkeypatch.setattr(fused, "draft_config", lambda _config, _device, drafter: drafter.fused)
     monkeypatch.setattr("minedraft_core.vllm.gpu.methods.single_rank_group", lambda: None)
-    monkeypatch.setattr("minedraft_core.vllm.gpu.methods.draft_config", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
-    SeparateModel().load(nn.Identity(), None, torch.device("cuda", 0), DrafterConfig(fused=fused))  # type: ignore[arg-type]
-    assert made == [name]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    return SeparateModel().load(nn.Identity(), None, torch.device("cuda", 0), drafter), tried  # type: ignore[arg-type]
+
+
+LAYERS, NONE = ("FusedModel", "layers"), ("DraftModel", "none")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "capability", "expected"),
+    [
+        (DrafterConfig(fused="none"), HOPPER, NONE),
+        (DrafterConfig(fused="attention"), HOPPER, ("DraftModel", "attention")),
+        (DrafterConfig(fused="layers"), ADA, LAYERS),
+        (DrafterConfig(), HOPPER, LAYERS),
+        (DrafterConfig(), ADA, NONE),
+        (DrafterConfig(), (10, 0), NONE),
+        (DrafterConfig(compiled=True), HOPPER, NONE),
+        (DrafterConfig(weights="fp8"), ADA, LAYERS),
+    ],
+)
+def test_the_class_of_a_draft_model_follows_the_configuration_and_the_gpu(
+    drafter: DrafterConfig, capability: tuple[int, int], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert loaded(monkeypatch, drafter, capability)[1] == [expected]
+
+
+def test_what_fused_layers_cannot_run_is_run_without_them_where_they_were_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = loaded(monkeypatch, DrafterConfig(), HOPPER, "it has experts")
+    assert tried == [LAYERS, NONE]
+    assert model.refusal == "it has experts"
+    for asked in (DrafterConfig(fused="layers"), DrafterConfig(weights="fp8")):
+        with pytest.raises(ConfigError, match="it has experts"):
+            loaded(monkeypatch, asked, HOPPER, "it has experts")
+
+
+@pytest.mark.parametrize(
+    ("heads", "refusal", "line"),
+    [
+        (None, None, "draft steps run in vLLM's kernels"),
+        (HEADS, None, "draft steps run in vLLM's kernels and fused attention"),
+        (None, "it has experts", "draft steps run in vLLM's kernels (it has experts)"),
+    ],
+)
+def test_the_start_says_what_draft_steps_run_in(heads: Any, refusal: str | None, line: str) -> None:
+    model: Any = object.__new__(DraftModel)
+    model._heads, model.refusal = heads, refusal
+    assert model.describe() == line
+    layers: Any = object.__new__(FusedModel)
+    layers._stack = SimpleNamespace(most_rows=16)
+    assert layers.describe() == "draft steps of up to 16 tokens run in fused layers"
 
 
 @pytest.mark.parametrize(("tokens", "kernels"), [(4, "ours"), (5, "vLLM's")])

@@ -15,9 +15,9 @@ from minedraft_core.vllm.gpu.eagle.engine import EagleEngine
 from minedraft_core.vllm.gpu.eagle.model import EagleModel, head_config
 from minedraft_core.vllm.gpu.eagle.speculator import EagleSpeculator
 from minedraft_core.vllm.gpu.engine import DraftEngine
-from minedraft_core.vllm.gpu.fused import FusedModel
+from minedraft_core.vllm.gpu.fused import load_draft_model
 from minedraft_core.vllm.gpu.lookahead import LookaheadEngine
-from minedraft_core.vllm.gpu.model import DraftModel, draft_config, single_rank_group
+from minedraft_core.vllm.gpu.model import DraftModel, single_rank_group
 from minedraft_core.vllm.gpu.pearl import LookaheadSpeculator
 from minedraft_core.vllm.gpu.speculator import PipelineSpeculator
 
@@ -48,8 +48,7 @@ class SeparateModel(Method):
         if device is None:
             return None
         with torch.cuda.device(device):
-            kind = FusedModel if drafter.fused == "layers" else DraftModel
-            return kind(draft_config(config, device, drafter), device, group)
+            return load_draft_model(config, device, drafter, group)
 
 
 class Head(Method):

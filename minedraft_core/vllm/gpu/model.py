@@ -52,7 +52,7 @@ def draft_config(config: VllmConfig, device: torch.device, drafter: DrafterConfi
     draft.cache_config.cache_dtype = "auto"
     draft.cache_config.sliding_window = _only_window(draft.model_config)
     draft.attention_config = copy.copy(config.attention_config)
-    draft.attention_config.backend = AttentionBackendEnum[NAME if drafter.fused != "none" else "FLASH_ATTN"]
+    draft.attention_config.backend = AttentionBackendEnum[NAME if drafter.fused in ("attention", "layers") else "FLASH_ATTN"]
     draft.attention_config.backend_per_kind = {}
     draft.parallel_config = copy.copy(config.parallel_config)
     draft.parallel_config.tensor_parallel_size = 1
@@ -95,6 +95,8 @@ class DraftModel:
 
     most_fused = MAX_QUERIES
     """Query tokens of a request that the kernel of draft steps may get."""
+    refusal: str | None = None
+    """Why faster kernels that were tried cannot run it."""
 
     def __init__(self, config: VllmConfig, device: torch.device, group: GroupCoordinator | None) -> None:
         """Load the weights. `config` is that of `draft_config`. Raises ConfigError for a model that cannot be run here."""
@@ -124,6 +126,11 @@ class DraftModel:
         """Its folder or name."""
         assert self.config.speculative_config is not None
         return str(self.config.speculative_config.draft_model_config.model)
+
+    def describe(self) -> str:
+        """One line: in what its draft steps run."""
+        attention = " and fused attention" if self._heads is not None else ""
+        return f"draft steps run in vLLM's kernels{attention}" + (f" ({self.refusal})" if self.refusal is not None else "")
 
     def _load(self) -> torch.nn.Module:
         with set_model_tag("draft_model"):

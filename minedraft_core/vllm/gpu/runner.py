@@ -15,6 +15,7 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, RSWASpec, UniformTypeKVCacheSpecs
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
@@ -22,6 +23,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logit
 
 from minedraft_core.config import ConfigError, PipelineConfig
 from minedraft_core.vllm.gpu.engine import DraftEngine
+from minedraft_core.vllm.gpu.graphs import DecodeGraphs
 from minedraft_core.vllm.gpu.layout import Budget, Layout, Reserve, check_blocks, check_fit, common_blocks, longest_context, place
 from minedraft_core.vllm.gpu.methods import method_of
 from minedraft_core.vllm.gpu.model import DraftModel
@@ -43,6 +45,8 @@ def _announce(line: str) -> None:
 
 class MineDraftModelRunner(GPUModelRunner):
     """Configured by `additional_config["minedraft"]` and by vLLM's speculative configuration, with the methods of `method_of`."""
+
+    cudagraph_manager: ModelCudaGraphManager | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -88,6 +92,7 @@ class MineDraftModelRunner(GPUModelRunner):
             self._bytes_per_token = self._model.bytes_per_token
             self._reserve = self._model.reserve(self.max_num_reqs, self.num_speculative_steps, self.max_num_tokens)
             _announce(self._layout.describe())
+            _announce(self._model.describe())
         self._bytes_per_token, self._reserve = get_tp_group().broadcast_object((self._bytes_per_token, self._reserve), src=0)
         self._pipeline.connect(self._engine, self.req_states, self.sampler.sampling_states)
 
@@ -139,6 +144,9 @@ class MineDraftModelRunner(GPUModelRunner):
         super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
         if self._pipeline is None:
             return
+        # What vLLM makes for layers that share KV keeps the graphs that it was given.
+        if self.cudagraph_manager is not None and self.fast_prefill is None:
+            self.cudagraph_manager = DecodeGraphs(self.cudagraph_manager, self._query_lens())
         room = room_of(self._config.speculative, self.max_num_reqs)
         if room is not None and self._pipeline.scores is not None:
             # In place of vLLM's own, which it made since its speculative configuration asks for trimming.
@@ -233,6 +241,10 @@ class MineDraftModelRunner(GPUModelRunner):
     def _stamp(self, index: int) -> None:
         if self._stamps is not None:
             self._stamps.log.stamp(index)
+
+    def _query_lens(self) -> range:
+        """Tokens a request of decode passes: one without drafts, up to k + 1 where orders can change k."""
+        return range(1, 2 if self._config.control_address is None else self.decode_query_len + 1)
 
     def _full_attention_group(self, config: KVCacheConfig) -> int:
         for index, group in enumerate(config.kv_cache_groups):

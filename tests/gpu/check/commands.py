@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--depths", type=integers, default=[1, 2, 3, 4, 5], help="draft lengths of the stage sweep")
     parser.add_argument("--probability", type=float, default=0.75, help="that a draft is right, in the stage sweep")
     parser.add_argument("--compiled-drafter", action="store_true")
-    parser.add_argument("--drafter-fused", choices=("none", "attention", "layers"), default="none")
+    parser.add_argument("--drafter-fused", choices=("auto", "none", "attention", "layers"), default="auto")
     parser.add_argument("--drafter-weights", choices=("as_saved", "fp8"), default="as_saved")
     parser.add_argument("--steps-ahead", type=int, help="of pearl; without it as many as the times allow")
     parser.add_argument("--samples", type=int, default=2000, help="of each prompt and temperature, in the stage sampling")

@@ -136,5 +136,6 @@ def _metrics(name: str, address: str) -> None:
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     names = ("minedraft_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total")
-    accepted = sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
-    say(accepted > 0, f"{name}: {accepted:.0f} drafts accepted by its metrics")
+    counts = {one: sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(one)) for one in names}
+    found = {one: count for one, count in counts.items() if any(line.startswith(one) for line in lines)}
+    say(len(set(found.values())) == 1 and min(found.values()) > 0, f"{name}: drafts accepted by its metrics {found}")
