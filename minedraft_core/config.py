@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from minedraft_core.types import Mode
 
@@ -19,6 +19,12 @@ MOST_DRAFTS = 64
 
 HEADS = ("eagle", "eagle3")
 """Methods whose drafter is a head on the target's hidden states (EAGLE, arXiv 2401.15077; EAGLE-3, arXiv 2503.01840)."""
+
+
+BatchSizes = Annotated[
+    tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1, le=MOST_DRAFTS)]], Strict(strict=False)
+]
+"""Smallest and largest batch, and its draft tokens a request."""
 
 
 class MineDraftConfig(BaseModel):
@@ -41,6 +47,11 @@ class MineDraftConfig(BaseModel):
     )
     num_speculative_tokens: Annotated[int, Field(ge=0, le=MOST_DRAFTS)] = Field(
         default=0, description=f"draft tokens a step, 0 to {MOST_DRAFTS}"
+    )
+    num_speculative_tokens_per_batch_size: Annotated[tuple[BatchSizes, ...], Strict(strict=False), Field(min_length=1)] | None = Field(
+        default=None,
+        description="rows [smallest, largest, tokens] of batch sizes: draft tokens by how many requests a pass has, 1 to "
+        "`num_speculative_tokens`, such as [[1, 16, 4], [17, 64, 2], [65, 256, 1]]; what no row names follows the row before",
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
     force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides")
@@ -81,7 +92,28 @@ class MineDraftConfig(BaseModel):
             )
         if self.tetris and not self.num_speculative_tokens:
             raise ValueError("'tetris' chooses from draft tokens: set 'num_speculative_tokens' to 1 or more, or remove 'tetris'")
+        if self.num_speculative_tokens_per_batch_size is not None:
+            self._check_batch_sizes(self.num_speculative_tokens_per_batch_size)
         return self
+
+    def _check_batch_sizes(self, rows: tuple[BatchSizes, ...]) -> None:
+        name = "'num_speculative_tokens_per_batch_size'"
+        for other in ("tetris", "force_pearl"):
+            if getattr(self, other):
+                raise ValueError(f"{name} and {other!r} exclude each other: both say how much is drafted; remove one of them")
+        if rows[0][0] != 1:
+            raise ValueError(f"{name} begins with batches of {rows[0][0]} requests: let the first row begin with 1")
+        last = 0
+        for smallest, largest, tokens in rows:
+            if smallest > largest:
+                raise ValueError(f"{name} has a row from {smallest} to {largest}: put the smaller number first")
+            if smallest <= last:
+                raise ValueError(f"{name} has rows that overlap or fall at {smallest}: let every row begin after the one before ends")
+            if tokens > self.num_speculative_tokens:
+                raise ValueError(
+                    f"{name} asks for {tokens} tokens: raise 'num_speculative_tokens' ({self.num_speculative_tokens}), which is the most"
+                )
+            last = largest
 
     @property
     def mode(self) -> Mode:

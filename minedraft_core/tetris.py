@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -40,30 +39,6 @@ def choose(logprobs: torch.Tensor, lengths: torch.Tensor, capacity: int) -> torc
     best = torch.sort(scores.T.reshape(-1), descending=True, stable=True).indices[:capacity]
     kept = torch.zeros_like(lengths).scatter_reduce(0, best % count, best // count + 1, "amax")
     return torch.minimum(kept, lengths)
-
-
-class Choice(Protocol):
-    """How many tokens are drafted for a batch, and which of them are verified."""
-
-    def width(self, num_drafts: int, batch: int) -> int:
-        """Tokens to draft for each request of a batch of so many, where `num_drafts` are asked for."""
-        ...
-
-    def keep(self, drafts: Mapping[str, Draft], num_drafts: int, sides: int) -> dict[str, list[int]]:
-        """The tokens to verify of the drafts of one batch."""
-        ...
-
-
-class Everything:
-    """Every draft token is verified."""
-
-    def width(self, num_drafts: int, batch: int) -> int:
-        """As many as asked for."""
-        return num_drafts
-
-    def keep(self, drafts: Mapping[str, Draft], num_drafts: int, sides: int) -> dict[str, list[int]]:
-        """All tokens."""
-        return {request_id: draft.tokens for request_id, draft in drafts.items()}
 
 
 @dataclass(frozen=True)

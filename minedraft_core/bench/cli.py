@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shlex
 import sys
@@ -19,7 +20,7 @@ from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, na
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
-from minedraft_core.config import ConfigError, PipelineConfig
+from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
 from minedraft_core.cores import NO_CORES, Cores
 from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
@@ -44,7 +45,8 @@ def bench_engine(
         str,
         typer.Option(
             help="Modes to compare, in this order. On GPUs also sequential-shared and parallel-shared, with the drafter on the target's "
-            "device, and native, vLLM's own speculative decoding. MODE-tetris verifies the best drafts of a batch."
+            "device, and native, vLLM's own speculative decoding. MODE-tetris verifies the best drafts of a batch; MODE-by-batch drafts "
+            "less for large batches."
         ),
     ] = "off,sequential,parallel",
     concurrency: Annotated[str, typer.Option(help="Numbers of requests that run at once.")] = "1,8,16",
@@ -57,6 +59,10 @@ def bench_engine(
         Literal["draft_model", "eagle", "eagle3"], typer.Option(help="What --draft is: a draft model, or on GPUs an EAGLE head.")
     ] = "draft_model",
     num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", min=1, max=64, help="Draft tokens a step.")] = 4,
+    num_speculative_tokens_per_batch_size: Annotated[
+        str | None,
+        typer.Option(help="Draft tokens of the modes by batch: [[1, 8, 4], [9, 64, 1]], as in --speculative-config.", show_default=False),
+    ] = None,
     prompts: Annotated[
         Path, typer.Option(help='File of {"prompt": ...} or {"turns": [...]} lines; 64 questions of Spec-Bench ship.', show_default=False)
     ] = SHIPPED,
@@ -102,6 +108,7 @@ def bench_engine(
                 draft=drafter,
                 method=method,
                 num_tokens=num_speculative_tokens,
+                per_batch_size=_per_batch_size(num_speculative_tokens_per_batch_size, num_speculative_tokens),
                 arms=arms,
                 concurrency=_numbers("--concurrency", concurrency),
                 max_tokens=max_tokens,
@@ -203,6 +210,17 @@ def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:
         return model, draft
     embedded = prepare()
     return str(embedded.target), draft or str(embedded.draft)
+
+
+def _per_batch_size(text: str | None, most: int) -> tuple[tuple[int, int, int], ...] | None:
+    if text is None:
+        return None
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--num-speculative-tokens-per-batch-size is not valid JSON: {error}") from None
+    keys = {"num_speculative_tokens": most, "num_speculative_tokens_per_batch_size": rows}
+    return MineDraftConfig.parse(keys).num_speculative_tokens_per_batch_size
 
 
 def _listed(text: str) -> list[str]:

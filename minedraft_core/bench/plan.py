@@ -14,6 +14,7 @@ ALL_CORES = "off-all-cores"
 NATIVE = "native"
 _SHARED = "-shared"
 _TETRIS = "-tetris"
+_BY_BATCH = "-by-batch"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Arm:
     """One engine of the benchmark. `name` is the row's mode; plain decoding on the drafter's cores too has a name of its own.
 
     On GPUs an arm has no cores. `shared` puts the drafter on the target's own device, `native` is vLLM's own speculative decoding,
-    `tetris` verifies the best draft tokens of a batch.
+    `tetris` verifies the best draft tokens of a batch, `by_batch` drafts as many as the plan says for a batch of its size.
     """
 
     name: str
@@ -30,6 +31,12 @@ class Arm:
     shared: bool = False
     native: bool = False
     tetris: bool = False
+    by_batch: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether k tokens are drafted for every request and all verified, by this pipeline."""
+        return not (self.native or self.tetris or self.by_batch)
 
     @property
     def extra_devices(self) -> int:
@@ -44,7 +51,7 @@ class Plan:
     All of that is done `rounds` times, with engines started anew. `acceptance` is the probability of a replay, None for none.
     `acceptance_length` is the mean that vLLM's synthetic acceptance keeps, None for drafts that are verified; `prompt_tokens` the length
     of random prompts, None for prompts of a file. `method` says what `draft` is.
-    `tetris_capacity` and `tetris_extra` are for the arms with TETRIS.
+    `tetris_capacity` and `tetris_extra` are for the arms with TETRIS, `per_batch_size` for those by batch, as in `MineDraftConfig`.
     """
 
     target: str
@@ -63,6 +70,7 @@ class Plan:
     drafter_fused: Literal["auto", "none", "attention", "layers"] = "auto"
     drafter_weights: Literal["as_saved", "fp8"] = "as_saved"
     method: Literal["draft_model", "eagle", "eagle3"] = "draft_model"
+    per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     tetris_capacity: int = 0
     tetris_extra: int = 0
 
@@ -92,6 +100,7 @@ def arms_of(modes: Sequence[str], cores: Cores) -> tuple[Arm, ...]:
     """
     possible = {mode.value: Arm(mode, mode, cores) for mode in Mode}
     possible |= {f"{mode}{_TETRIS}": Arm(f"{mode}{_TETRIS}", mode, cores, tetris=True) for mode in Mode if mode is not Mode.OFF}
+    possible |= {f"{mode}{_BY_BATCH}": Arm(f"{mode}{_BY_BATCH}", mode, cores, by_batch=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
     arms: list[Arm] = []
     for arm in _named(modes, possible):
         arms.append(arm)
@@ -105,6 +114,9 @@ def gpu_arms_of(modes: Sequence[str]) -> tuple[Arm, ...]:
     possible = {mode.value: Arm(mode, mode, NO_CORES) for mode in Mode}
     possible |= {f"{mode}{_SHARED}": Arm(f"{mode}{_SHARED}", mode, NO_CORES, shared=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
     possible |= {f"{mode}{_TETRIS}": Arm(f"{mode}{_TETRIS}", mode, NO_CORES, tetris=True) for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
+    for shared in (False, True):
+        names = {mode: f"{mode}{_SHARED if shared else ''}{_BY_BATCH}" for mode in (Mode.SEQUENTIAL, Mode.PARALLEL)}
+        possible |= {name: Arm(name, mode, NO_CORES, shared=shared, by_batch=True) for mode, name in names.items()}
     possible[NATIVE] = Arm(NATIVE, Mode.SEQUENTIAL, NO_CORES, native=True)
     return _named(modes, possible)
 
@@ -124,6 +136,10 @@ def check(plan: Plan) -> Plan:
         raise ConfigError(f"--method {plan.method}: a head cannot draft ahead; leave pearl out of --modes")
     if plan.num_tokens + plan.tetris_extra > MOST_DRAFTS:
         raise ConfigError(f"--num-speculative-tokens and --tetris-extra-proposals: both together can be at most {MOST_DRAFTS}")
+    if any(arm.by_batch for arm in plan.arms) != (plan.per_batch_size is not None):
+        raise ConfigError(
+            "--num-speculative-tokens-per-batch-size is for modes that end in -by-batch, and they need it: give both or neither"
+        )
     if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:
         raise ConfigError(f"--concurrency: {','.join(map(str, plan.concurrency))!r} is not possible; give numbers of at least 1, each once")
     if plan.acceptance is not None and plan.arms[0].mode is not Mode.OFF:

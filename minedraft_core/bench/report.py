@@ -107,7 +107,7 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         (
             found
             for (other, count), found in all_figures.items()
-            if other.mode is Mode.SEQUENTIAL and not other.native and not other.tetris and other.shared == shared and count == concurrency
+            if other.mode is Mode.SEQUENTIAL and other.plain and other.shared == shared and count == concurrency
         ),
         None,
     )
@@ -126,7 +126,7 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         draft_ms=figures.draft_ms,
         gap_ms=figures.gap_ms,
         hidden_share=figures.hidden_share,
-        predicted_ratio=_prediction(sequential, figures) if arm.mode is Mode.PARALLEL and not arm.tetris and concurrency > 1 else None,
+        predicted_ratio=_prediction(sequential, figures) if arm.mode is Mode.PARALLEL and arm.plain and concurrency > 1 else None,
         sequential_ratio=figures.tokens_per_second / sequential.tokens_per_second if sequential else None,
         acceptance=_acceptance(plan) if speculates else None,
         tokens_per_second_whole=figures.tokens_per_second_whole,
@@ -273,6 +273,9 @@ def _caption(plan: Plan) -> str:
         lines.append(
             f"TETRIS verifies {capacity}, out of k + {plan.tetris_extra} drafted for each request; x full is what it accepts of all."
         )
+    if plan.per_batch_size is not None:
+        rows = ", ".join(f"{tokens} from {smallest} on" for smallest, _, tokens in plan.per_batch_size)
+        lines.append(f"Modes by batch draft as many tokens as a pass has requests for: {rows}.")
     if plan.acceptance_length is not None:
         lines.append(f"Acceptance: synthetic, mean length {plan.acceptance_length:g}, whatever is drafted.")
     if plan.acceptance is not None:

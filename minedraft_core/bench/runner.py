@@ -99,6 +99,7 @@ def pipeline_of(plan: Plan, arm: Arm, recordings: Path) -> PipelineConfig:
         method=plan.method,
         model=plan.draft,
         num_speculative_tokens=plan.num_tokens,
+        num_speculative_tokens_per_batch_size=plan.per_batch_size if arm.by_batch else None,
         is_parallel=arm.mode is not Mode.SEQUENTIAL,
         force_pearl=arm.mode is Mode.PEARL,
         tetris=arm.tetris,

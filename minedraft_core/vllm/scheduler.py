@@ -8,9 +8,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
+from minedraft_core.choice import ByBatch, Choice, Everything
 from minedraft_core.config import MineDraftConfig
 from minedraft_core.sides import Cadence, cadence_of
-from minedraft_core.tetris import Choice, Everything, Tetris
+from minedraft_core.tetris import Tetris
 from minedraft_core.types import DRAFT_LIMIT, Mode, Side
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def tetris_of(config: MineDraftConfig, max_requests: int) -> Tetris | None:
 
 def choice_of(config: MineDraftConfig, max_requests: int) -> Choice:
     """How many tokens are drafted and which of them are verified."""
+    if (rows := config.num_speculative_tokens_per_batch_size) is not None:
+        return ByBatch.of(rows)
     return tetris_of(config, max_requests) or Everything()
 
 

@@ -40,13 +40,22 @@ def test_tetris_on_gpus_has_the_drafter_on_a_device_of_its_own() -> None:
     assert [(arm.mode, arm.tetris, arm.extra_devices) for arm in arms] == [(Mode.SEQUENTIAL, True, 1), (Mode.PARALLEL, True, 1)]
 
 
-@pytest.mark.parametrize("mode", ["pearl-shared", "pearl-tetris"])
+def test_draft_lengths_can_follow_the_batch_in_both_modes_without_lookahead() -> None:
+    assert [(arm.mode, arm.by_batch, arm.plain) for arm in arms_of(["sequential-by-batch", "parallel-by-batch"], CORES)] == [
+        (Mode.SEQUENTIAL, True, False),
+        (Mode.PARALLEL, True, False),
+    ]
+    names = ["parallel-by-batch", "sequential-shared-by-batch"]
+    assert [(arm.by_batch, arm.shared, arm.extra_devices) for arm in gpu_arms_of(names)] == [(True, False, 1), (True, True, 0)]
+
+
+@pytest.mark.parametrize("mode", ["pearl-shared", "pearl-tetris", "pearl-by-batch", "native-by-batch"])
 def test_what_gpus_do_not_know_is_refused_there(mode: str) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         gpu_arms_of([mode])
 
 
-@pytest.mark.parametrize("modes", [[], ["off", "off"], ["eagle"], ["off-tetris"]])
+@pytest.mark.parametrize("modes", [[], ["off", "off"], ["eagle"], ["off-tetris"], ["off-by-batch"], ["pearl-by-batch"]])
 def test_unknown_and_repeated_modes_are_refused(modes: list[str]) -> None:
     with pytest.raises(ConfigError, match="--modes"):
         arms_of(modes, CORES)
@@ -91,6 +100,8 @@ def test_a_possible_plan_is_taken() -> None:
         ({"draft": None}, "--draft"),
         ({"num_tokens": 0}, "--num-speculative-tokens"),
         ({"num_tokens": 60, "tetris_extra": 5}, "--tetris-extra-proposals"),
+        ({"per_batch_size": ((1, 8, 2),)}, "give both or neither"),
+        ({"arms": arms_of(["sequential-by-batch"], CORES)}, "give both or neither"),
         ({"concurrency": ()}, "--concurrency"),
         ({"concurrency": (0,)}, "--concurrency"),
         ({"concurrency": (8, 8)}, "--concurrency"),

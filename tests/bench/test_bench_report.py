@@ -61,6 +61,16 @@ def test_plain_decoding_has_no_drafter() -> None:
     assert (row.draft, row.k, row.drafter_cores, row.target_cores, row.acceptance) == (None, 0, (), (0, 1, 2), None)
 
 
+def test_lengths_by_batch_are_compared_with_the_same_k_for_all_and_named_in_the_caption() -> None:
+    arms = arms_of(["sequential-by-batch", "sequential", "parallel-by-batch"], CORES)
+    figures = dict(zip(arms, (replace(SEQUENTIAL, tokens_per_second=100.0), SEQUENTIAL, PARALLEL), strict=True))
+    made = plan(arms=arms, per_batch_size=((1, 4, 4), (5, 9, 1)))
+    found = rows_of(made, {(arm, 8): value for arm, value in figures.items()})
+    assert [row.sequential_ratio for row in found] == pytest.approx([100 / 80, 1, 104 / 80])
+    assert [row.predicted_ratio for row in found] == [None] * 3
+    assert "4 from 1 on, 1 from 5 on" in str(table(made, found).caption)
+
+
 def test_a_replay_is_named_in_its_rows_and_in_the_caption() -> None:
     assert by_mode(8, acceptance=0.8)["parallel"].acceptance == "replayed p=0.8"
     assert by_mode(8)["parallel"].acceptance is None

@@ -66,6 +66,9 @@ def test_nothing_given_is_plain_decoding():
         ("is_parallel", None, "two sides"),
         ("force_pearl", 1, "lookahead"),
         ("tetris", "true", "TETRIS"),
+        ("num_speculative_tokens_per_batch_size", [], "rows [smallest, largest, tokens]"),
+        ("num_speculative_tokens_per_batch_size", 3, "rows [smallest, largest, tokens]"),
+        ("num_speculative_tokens_per_batch_size", {"1": 4}, "rows [smallest, largest, tokens]"),
         ("tetris_turn_on_batch_size", -1, "0 or more"),
         ("tetris_turn_on_batch_size", None, "0 or more"),
         ("tetris_capacity", -1, "0 or more"),
@@ -118,6 +121,15 @@ def test_the_published_configuration_is_taken_as_it_is():
         ({"num_speculative_tokens": 0}, "'tetris' chooses from draft tokens"),
         ({"method": "eagle", "force_pearl": True}, "a head cannot go on before the target's hidden states have come"),
         ({"method": "eagle3", "model": None}, "needs a head: set 'model'"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 8, 2]]}, "and 'tetris' exclude each other"),
+        (
+            {"tetris": False, "force_pearl": True, "num_speculative_tokens_per_batch_size": [[1, 8, 2]]},
+            "and 'force_pearl' exclude each other",
+        ),
+        ({"tetris": False, "num_speculative_tokens_per_batch_size": [[2, 8, 2]]}, "let the first row begin with 1"),
+        ({"tetris": False, "num_speculative_tokens_per_batch_size": [[1, 8, 5], [8, 9, 1]]}, "rows that overlap or fall at 8"),
+        ({"tetris": False, "num_speculative_tokens_per_batch_size": [[1, 8, 5], [20, 9, 1]]}, "a row from 20 to 9"),
+        ({"tetris": False, "num_speculative_tokens_per_batch_size": [[1, 8, 6]]}, "asks for 6 tokens: raise 'num_speculative_tokens' (5)"),
     ],
 )
 def test_impossible_combinations_are_refused_with_the_reason(changes, reason):
@@ -249,3 +261,18 @@ def test_the_configuration_travels_as_json(speculative, drafter, address):
 def test_impossible_drafter_settings_are_refused(keys):
     with pytest.raises(ValidationError, match=next(iter(keys))):
         DrafterConfig(**keys)
+
+
+@pytest.mark.parametrize("row", [[0, 8, 1], [1, 8, 0], [1, 8], [1, 8, 1, 1], [1, 8, 1.5], [1, 8, "1"], [1, True, 1], [1, 8, None], 7])
+def test_a_row_of_batch_sizes_that_cannot_be_is_refused(row):
+    keys = {"model": "d", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4], row]}
+    with pytest.raises(ConfigError, match="--speculative-config: 'num_speculative_tokens_per_batch_size' cannot be"):
+        MineDraftConfig.parse(keys)
+
+
+def test_rows_of_batch_sizes_travel_as_json():
+    config = MineDraftConfig.parse(
+        {"model": "d", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 16, 1]]}
+    )
+    assert config.num_speculative_tokens_per_batch_size == ((1, 8, 4), (9, 16, 1))
+    assert MineDraftConfig.model_validate(config.model_dump(mode="json")) == config

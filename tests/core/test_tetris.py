@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minedraft_core.tetris import Everything, Tetris, choose
+from minedraft_core.choice import Everything
+from minedraft_core.tetris import Tetris, choose
 from minedraft_core.types import Draft
 
 pytestmark = pytest.mark.usefixtures("single_thread")

@@ -1,7 +1,8 @@
-"""TETRIS and a draft temperature on real vLLM, float32: outputs are those of the target alone, and the methods do their work."""
+"""TETRIS, draft lengths by batch size and a draft temperature on real vLLM, float32: outputs are the target's, and each method works."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,28 @@ def test_a_small_batch_is_verified_as_without_tetris(tetris: Engine, reference: 
     assert [list(output.outputs[0].token_ids) for output in outputs if output] == reference.plain[:6]
     assert {max(drafted for drafted, _ in step.drafts) for step in small if step.drafts} <= {1, 2, 3, 4}
     assert max(drafted for step in large for drafted, _ in step.drafts) > 4
+
+
+@pytest.fixture(scope="module")
+def by_batch() -> Iterator[Engine]:
+    with engine("parallel", keys={"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 6, 2], [7, 64, 1]]}) as started:
+        yield started
+
+
+@pytest.mark.parametrize("mode", ["parallel", pytest.param("sequential", marks=pytest.mark.slow)])
+def test_larger_batches_get_fewer_drafts_and_every_request_the_same(mode: str, by_batch: Engine, reference: Results) -> None:
+    begin = by_batch.switch(mode)
+    results = run_workload(by_batch, prompts())
+    alone = by_batch.generate([Job(text, greedy(TOKENS)) for text in prompts()[:4]], concurrency=1)
+    assert results.plain == reference.plain
+    assert results.long == reference.long
+    assert {name: value for name, value in results.special.items() if value != reference.special[name]} == {}
+    assert [list(output.outputs[0].token_ids) for output in alone if output] == reference.plain[:4]
+    lengths: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+    for step in steps_of(by_batch, begin):
+        if len(step.drafts) == 1 or len(step.drafts) > 6:
+            lengths[len(step.drafts) == 1].update(drafted for drafted, _ in step.drafts)
+    assert [lengths[small].most_common(1)[0][0] for small in (True, False)] == [4, 1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, ModelCudaGraphManager
 
+from minedraft_core.config import MineDraftConfig, PipelineConfig
 from minedraft_core.vllm.gpu.graphs import DecodeGraphs, token_counts
 from minedraft_core.vllm.gpu.runner import MineDraftModelRunner
 
@@ -86,7 +88,15 @@ def test_graphs_of_tetris_take_passes_of_any_length_already() -> None:
     assert graph(after, 3, 1, 3).cg_mode == CUDAGraphMode.FULL
 
 
-@pytest.mark.parametrize(("address", "lengths"), [(None, [1]), ("ipc://orders", [1, 2, 3, 4, 5])])
-def test_k_can_change_only_where_orders_come(address: str | None, lengths: list[int]) -> None:
-    runner = SimpleNamespace(_config=SimpleNamespace(control_address=address), decode_query_len=K + 1)
-    assert list(MineDraftModelRunner._query_lens(runner)) == lengths
+@pytest.mark.parametrize(
+    ("address", "rows", "lengths"),
+    [
+        (None, None, {1, 5}),
+        ("ipc://orders", None, {1, 2, 3, 4, 5}),
+        (None, ((1, 8, 4), (9, 20, 2), (21, 64, 1)), {1, 2, 3, 5}),
+    ],
+)
+def test_there_are_graphs_for_the_lengths_that_can_come(address: str | None, rows: Any, lengths: set[int]) -> None:
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=K, num_speculative_tokens_per_batch_size=rows)
+    runner: Any = SimpleNamespace(_config=PipelineConfig(speculative=speculative, control_address=address), decode_query_len=K + 1)
+    assert MineDraftModelRunner._query_lens(runner) == lengths

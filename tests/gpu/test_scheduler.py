@@ -58,6 +58,30 @@ def test_one_side_verifies_all_every_time(tmp_path: Path) -> None:
     assert [(step.accepted_num, step.verify_len) for step in steps(loop)][1:3] == [(12, 24), (12, 24)]
 
 
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+def test_larger_batches_get_fewer_drafts(tmp_path: Path, mode: str) -> None:
+    asked = {1: 3, 2: 3, 3: 2, 4: 2, 5: 2, 6: 1}
+    loop = Loop(scheduler(tmp_path, mode, k=K, keys={"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 5, 2], [6, 8, 1]]}))
+    for index in range(6):
+        loop.scheduler.add_request(request(f"r{index}", tokens=20 + 30 * index))
+    loop.run(400)
+    assert loop.tokens == {f"r{index}": 20 + 30 * index for index in range(6)}
+    ordered: dict[str, int] = {}
+    for made in loop.passes:
+        for name, drafts in made.scheduled_spec_decode_tokens.items():
+            assert len(drafts) == ordered[name], "what was ordered when it was last in a pass"
+        ordered |= dict.fromkeys(made.num_scheduled_tokens, asked[len(made.num_scheduled_tokens)])
+        assert made.num_spec_tokens_to_schedule == asked[len(made.num_scheduled_tokens)]
+    assert {made.num_spec_tokens_to_schedule for made in loop.passes[1:]} == ({1, 2, 3} if mode == "sequential" else {2, 3})
+
+
+def test_an_order_is_the_most_that_a_batch_gets(tmp_path: Path) -> None:
+    loop = started(tmp_path, "sequential", keys={"num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 8, 3]]})
+    loop.scheduler._obey(ModeOrder(Mode.SEQUENTIAL, 2))
+    loop.run(4)
+    assert {made.num_spec_tokens_to_schedule for made in loop.passes} == {2}
+
+
 def test_a_grammar_goes_without_drafts(tmp_path: Path) -> None:
     loop = started(tmp_path, "parallel", count=2)
     constrained = loop.scheduler.requests["r0"]
@@ -118,7 +142,7 @@ def test_chunked_prompts_join_after_their_last_chunk(tmp_path: Path) -> None:
 def test_times_of_the_devices_reach_the_records(tmp_path: Path) -> None:
     loop = started(tmp_path, "parallel")
     loop.run(4)
-    loop.extra = {"times": PassTimes(1_000, 1_500, 7, 3, (DraftTimes(9, 1_100, 1_400, 3),))}
+    loop.extra = {"times": PassTimes(1_000, 1_500, 7, 3, (DraftTimes(9, 1_100, 1_400, 3, K),))}
     loop.run(3)
     step = next(step for step in steps(loop) if step.start_us == 1_000)
     assert (step.end_us, step.gap_us, step.drafter_wait_us, step.measured_draft_time) == (1_500, 7, 3, pytest.approx(0.0003))
@@ -138,7 +162,7 @@ def test_lookahead_is_paced_by_what_was_measured(tmp_path: Path) -> None:
     loop.run(4)
     assert {made.steps_ahead for made in loop.passes} == {0}, "nothing is known of the times yet"
     ahead = Lookahead(2, 1, 5, Span(2_100, 2_900))
-    loop.extra = {"times": PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 3),), (ahead,))}
+    loop.extra = {"times": PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 3, K),), (ahead,))}
     loop.run(4)
     assert isinstance(loop.passes[-1], PacedOutput)
     assert loop.passes[-1].steps_ahead == K + 1, "20 ms hold 2 K + 1 steps of 1 ms"
@@ -155,7 +179,7 @@ def test_lookahead_rests_where_its_drafts_are_of_no_use(tmp_path: Path) -> None:
     loop = Loop(scheduler(tmp_path, "pearl", k=K))
     loop.scheduler.add_request(request("r", tokens=60))
     missed = Lookahead(0, 1, 5, Span(2_100, 2_900))
-    times = PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 1),), (missed,))
+    times = PassTimes(2_000, 22_000, 7, 3, (DraftTimes(9, 1_000, 5_000, 1, K),), (missed,))
     for _ in range(10):
         loop.extra = {"times": times}
         loop.run(1)

@@ -37,10 +37,10 @@ def read(target: dict[int, int], drafter: dict[int, int], ticket: PassTicket) ->
 
 
 def test_a_pass_has_its_gap_its_wait_and_its_jobs() -> None:
-    ticket = PassTicket(3, (JobTicket(5, 2), JobTicket(6, 1)))
+    ticket = PassTicket(3, (JobTicket(5, 2, 4), JobTicket(6, 1)))
     target = {PassTicket(2, ()).packed: 90, ticket.reached: 95, ticket.begin: 110, ticket.end: 400}
     drafter = {10: 20, 11: 80, 12: 81}
-    expected = PassTimes(start_us=110, end_us=400, gap_us=20, wait_us=15, drafts=(DraftTimes(5, 20, 80, 2),))
+    expected = PassTimes(start_us=110, end_us=400, gap_us=20, wait_us=15, drafts=(DraftTimes(5, 20, 80, 2, 4),))
     assert read(target, drafter, ticket) == expected
 
 

@@ -15,7 +15,8 @@ class DraftJob:
     """One batch that is drafted for.
 
     `slot` is its place in the ring, `idx` int64 [num_reqs] the requests' slots in the target's state, `sampled` says whether its drafts
-    come with their logits. `keep` holds tensors that must live until the job has ended.
+    come with their logits. `num_drafts` tokens are drafted for each, 0 where only prompts are read. `keep` holds tensors that
+    must live until the job has ended.
     """
 
     number: int
@@ -24,12 +25,13 @@ class DraftJob:
     idx: Any
     num_reqs: int
     sampled: bool
+    num_drafts: int = 0
     keep: tuple[Any, ...] = ()
 
     @property
     def ticket(self) -> JobTicket:
         """Where its stamps lie."""
-        return JobTicket(self.number, self.num_reqs)
+        return JobTicket(self.number, self.num_reqs, self.num_drafts)
 
 
 class PendingJobs:

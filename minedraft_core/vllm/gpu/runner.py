@@ -242,9 +242,13 @@ class MineDraftModelRunner(GPUModelRunner):
         if self._stamps is not None:
             self._stamps.log.stamp(index)
 
-    def _query_lens(self) -> range:
-        """Tokens a request of decode passes: one without drafts, up to k + 1 where orders can change k."""
-        return range(1, 2 if self._config.control_address is None else self.decode_query_len + 1)
+    def _query_lens(self) -> set[int]:
+        """Tokens a request of decode passes: one without drafts, up to k + 1 where orders can change k, and what each batch size gets."""
+        most: int = self.decode_query_len
+        if self._config.control_address is not None:
+            return set(range(1, most + 1))
+        rows = self._config.speculative.num_speculative_tokens_per_batch_size or ()
+        return {1, most, *(tokens + 1 for _, _, tokens in rows)}
 
     def _full_attention_group(self, config: KVCacheConfig) -> int:
         for index, group in enumerate(config.kv_cache_groups):

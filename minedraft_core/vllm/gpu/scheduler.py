@@ -236,7 +236,7 @@ class MineDraftAsyncScheduler(CadenceMixin, AsyncScheduler):
                     end_us=job.end_us,
                     hidden_us=hidden_us(drafted, self._spans),
                     batched_requests=job.num_reqs,
-                    drafted_per_position=[job.num_reqs] * self._choice.width(self.num_drafts, job.num_reqs),
+                    drafted_per_position=[job.num_reqs] * job.num_drafts,
                 )
             )
         for ahead in () if times is None else times.ahead:

@@ -175,6 +175,7 @@ class PipelineSpeculator(BaseSpeculator):
             idx=input_batch.idx_mapping,
             num_reqs=input_batch.num_reqs,
             sampled=self.draft_logits is not None and bool((self._sampling.temperature.np[input_batch.idx_mapping_np] > 0).any()),
+            num_drafts=drafts,
         )
         if self._engine is not None and self._failed_from is None:
             outcome = Outcome(

@@ -124,12 +124,13 @@ class DeviceTimer:
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """One draft job whose drafts were handed to the target. Microseconds on the host's clock."""
+    """One draft job whose drafts were handed to the target, `num_drafts` for each request. Microseconds on the host's clock."""
 
     number: int
     start_us: int
     end_us: int
     num_reqs: int
+    num_drafts: int
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class JobTicket:
 
     number: int
     num_reqs: int
+    num_drafts: int = 0
 
     @property
     def begin(self) -> int:
@@ -217,4 +219,4 @@ class PassTimer:
     def _read_job(self, job: JobTicket) -> DraftTimes | None:
         assert self._drafter is not None
         begin, end = self._drafter.host_us(job.begin), self._drafter.host_us(job.end)
-        return None if begin is None or end is None else DraftTimes(job.number, begin, end, job.num_reqs)
+        return None if begin is None or end is None else DraftTimes(job.number, begin, end, job.num_reqs, job.num_drafts)
