@@ -79,7 +79,9 @@ def by_batch() -> Iterator[Engine]:
         yield started
 
 
-@pytest.mark.parametrize("mode", ["parallel", pytest.param("sequential", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "mode", ["parallel", pytest.param("sequential", marks=pytest.mark.slow), pytest.param("pearl", marks=pytest.mark.slow)]
+)
 def test_larger_batches_get_fewer_drafts_and_every_request_the_same(mode: str, by_batch: Engine, reference: Results) -> None:
     begin = by_batch.switch(mode)
     results = run_workload(by_batch, prompts())
