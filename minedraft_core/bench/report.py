@@ -34,6 +34,7 @@ DEFINITIONS = {
     "verified_length": "Draft tokens verified / visits.",
     "accepted_ratio": "With TETRIS: draft tokens accepted a visit over those of the same mode without it.",
     "lookahead_hits": "Share of the drafts made ahead that could be used, in pearl.",
+    "verify_beside_ms, verify_alone_ms": "Median duration of a pass beside which the drafter went ahead, and of any other, in pearl.",
     "gpus": "CUDA devices in use; with one more than the target's the drafter has a device of its own.",
     "native": "vLLM's own speculative decoding, V1 runner; what its passes take is not measured.",
     "predicted_ratio": (
@@ -75,6 +76,8 @@ class Row(msgspec.Struct, frozen=True):
     verified_length: float | None = None
     lookahead_hits: float | None = None
     accepted_ratio: float | None = None
+    verify_beside_ms: float | None = None
+    verify_alone_ms: float | None = None
 
 
 class BenchmarkFile(msgspec.Struct, frozen=True):
@@ -139,6 +142,8 @@ def _row(plan: Plan, arm: Arm, concurrency: int, all_figures: Mapping[tuple[Arm,
         gpus=gpus,
         verified_length=figures.verified_length,
         lookahead_hits=figures.lookahead_hits,
+        verify_beside_ms=figures.verify_beside_ms,
+        verify_alone_ms=figures.verify_alone_ms,
         accepted_ratio=_accepted_ratio(
             figures, all_figures.get((replace(arm, name=arm.mode, tetris=False), concurrency)) if arm.tetris else None
         ),

@@ -57,6 +57,8 @@ class Figures:
     acceptance_length: float | None
     verified_length: float | None = None
     lookahead_hits: float | None = None
+    verify_beside_ms: float | None = None
+    verify_alone_ms: float | None = None
 
 
 def steady_state(records: Sequence[Record], concurrency: int) -> Steady | None:
@@ -106,6 +108,7 @@ def summarise(runs: Sequence[Run]) -> Figures:
     draft_ms = _median_ms(order.end_us - order.start_us for order in orders)
     verify_ms = _median_ms(step.end_us - step.start_us for step in steps)
     assert verify_ms is not None
+    beside, alone = _split_by_lookahead(runs)
     return Figures(
         tokens_per_second=median(rates),
         tokens_per_second_whole=median(run.whole for run in runs),
@@ -122,7 +125,23 @@ def summarise(runs: Sequence[Run]) -> Figures:
         acceptance_length=1 + accepted / visits if visits else None,
         verified_length=drafted / visits if visits else None,
         lookahead_hits=sum(record.hits for record in ahead) / foreseen if foreseen else None,
+        verify_beside_ms=_median_ms(beside),
+        verify_alone_ms=_median_ms(alone),
     )
+
+
+def _split_by_lookahead(runs: Sequence[Run]) -> tuple[list[int], list[int]]:
+    """Durations of the passes beside which the drafter went ahead, and of the others, where it did go ahead at all; in microseconds."""
+    beside: list[int] = []
+    alone: list[int] = []
+    if not any(run.steady.ahead for run in runs):
+        return beside, alone
+    for run in runs:
+        # What was drafted ahead beside the last pass is told after the steady state.
+        for step in run.steady.steps[:-1]:
+            overlaps = any(ahead.start_us < step.end_us and step.start_us < ahead.end_us for ahead in run.steady.ahead)
+            (beside if overlaps else alone).append(step.end_us - step.start_us)
+    return beside, alone
 
 
 def _median_ms(times_us: Iterable[int]) -> float | None:

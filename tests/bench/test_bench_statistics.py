@@ -138,6 +138,24 @@ def test_drafting_ahead_counts_as_drafting() -> None:
     assert figures.lookahead_hits == pytest.approx(0.25)
 
 
+def test_passes_beside_drafting_ahead_are_told_from_the_others() -> None:
+    """The drafter goes ahead beside every second pass, which takes 12 ms where the others take 9."""
+    records: list[Record] = []
+    for number in range(9):
+        start, took = 20 * number, 12 if number % 2 else 9
+        records.append(step(number, start, start + took, running=1, drafts=[(4, 2)], mode=Mode.PEARL))
+        if number % 2:
+            first = START + 1000 * (start + 2)
+            records.append(LookaheadRecord(first, first + 6000, 6000, hits=0, misses=1, discarded=5))
+        else:
+            # Only what became of earlier tokens was told, as by a drafter that rested since.
+            records.append(LookaheadRecord(0, 0, 0, hits=0, misses=1, discarded=5))
+    figures = summarise([Run(steady_of_one(records), 1.0)])
+    assert (figures.verify_beside_ms, figures.verify_alone_ms) == (12.0, 9.0)
+    sequential = summarise([Run(steady_of(sequential_run()), 1.0)])
+    assert (sequential.verify_beside_ms, sequential.verify_alone_ms) == (None, None)
+
+
 def steady_of_one(records: Sequence[Record]) -> Steady:
     steady = steady_state(records, 1)
     assert steady is not None
