@@ -75,9 +75,30 @@ def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     return [Prompt(row[:first], "held out") for row, first in zip(written.tokens.tolist(), firsts, strict=True) if first > 0]
 
 
+def _examples(
+    console: Console, folder: Path, text: CorpusPlan, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]
+) -> Corpus:
+    """The corpus in `folder`, once all of it is written."""
+    with _progress(console, "writing", text.shards * text.length) as (bar, task):
+        write_corpus(folder, text, target, tokenizer, prompts, on_step=lambda: bar.advance(task))
+    return Corpus(folder, text.shards, target.device)
+
+
 def _inside(counts: Tensor, size: int) -> float:
     """Share of the answers' tokens that a vocabulary of `size` would hold."""
     return float(counts.topk(min(size, len(counts))).values.sum() / counts.sum())
+
+
+def _facts(drafter: Drafter, counts: Tensor) -> dict[str, Any]:
+    """What the report says of a drafter, given how often each token id stands in an answer."""
+    config, size = drafter.model.config, len(drafter.token_ids)
+    return {
+        "layers": config.num_hidden_layers,
+        "intermediate_size": config.intermediate_size,
+        "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
+        "vocabulary": size,
+        "answer_tokens_inside": {tokens: round(_inside(counts, tokens), 5) for tokens in (size // 2, size, size * 2)},
+    }
 
 
 @dataclass(frozen=True)
@@ -103,6 +124,14 @@ class _Judge:
             }
             for name, texts in found.items()
         }
+
+
+def _shipped_acceptance(judge: _Judge, questions: list[Prompt], packed: Path, target: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Acceptance of what is shipped: the weights after their way through 8 bits."""
+    folder = packed.parent / "packed"
+    assemble(packed, target, folder)
+    shipped = Drafter.load(folder, judge.target.device, judge.target.dtype)
+    return judge.acceptance(shipped, judge.references(questions), repeats=8)
 
 
 def _distill(
@@ -225,9 +254,7 @@ def train(
     console = Console()
     with held(out), enough_memory():
         folder = corpus or out / "corpus"
-        with _progress(console, "writing", shards * length) as (bar, task):
-            write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
-        examples = Corpus(folder, shards, where)
+        examples = _examples(console, folder, text, model, tokenizer, extra)
         counts = examples.frequencies(model.config.vocab_size)
         if not counts.any():
             raise ConfigError(f"no conversation in {folder} gets as far as an answer: raise --length")
@@ -239,19 +266,16 @@ def train(
         checks = judge.references(held_out)
         check = partial(judge.acceptance, drafter, checks, repeats=1) if held_out else None
         done = _distill(console, drafter, examples, plan, out, check)
-        pack(drafter, out / "drafter.safetensors")
+        packed = out / "drafter.safetensors"
+        pack(drafter, packed)
         save_checkpoint(drafter.model, drafter.token_ids, target, out)
+        acceptance = _shipped_acceptance(judge, questions, packed, target) if questions else {}
+        for name, table in acceptance.items():
+            console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
         report: dict[str, Any] = {
             "target": target.resolve().name,
             "licence": licence,
-            "drafter": {
-                "layers": layers,
-                "intermediate_size": drafter.model.config.intermediate_size,
-                "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
-                "vocabulary": len(drafter.token_ids),
-                "answer_tokens_inside": {tokens: round(_inside(counts, tokens), 5) for tokens in (size // 2, size, size * 2)},
-                "packed_bytes": (out / "drafter.safetensors").stat().st_size,
-            },
+            "drafter": {**_facts(drafter, counts), "packed_bytes": packed.stat().st_size},
             "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
             "distillation": asdict(plan),
             "steps": done.steps,
@@ -261,14 +285,7 @@ def train(
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "k": k,
             "evaluated_tokens": evaluated_tokens,
-            "acceptance": {},
+            "acceptance": acceptance,
         }
-        if questions:
-            # What is shipped is evaluated: the weights after their way through 8 bits.
-            assemble(out / "drafter.safetensors", target, out / "packed")
-            shipped = Drafter.load(out / "packed", where, model.dtype)
-            report["acceptance"] = judge.acceptance(shipped, judge.references(questions), repeats=8)
-            for name, table in report["acceptance"].items():
-                console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
         (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (out / "README.md").write_text(model_card(report))
