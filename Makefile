@@ -24,7 +24,7 @@ test-all: setup  ## run every test
 	@$(VENV)/python -m pytest $(ARGS)
 
 conformance: setup  ## run other people's clients against the server; ARGS name some
-	@$(VENV)/python tests/clients/run.py $(ARGS)
+	@$(VENV)/python -m tests.clients.run $(ARGS)
 
 check: setup  ## format, lint, types, import rules, locks, containers, shell, YAML
 	@$(VENV)/ruff format --check .

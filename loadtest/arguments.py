@@ -20,6 +20,7 @@ _RESERVED = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens
 _SEVERAL = ("n", "best_of", "echo", "use_beam_search")
 _SLO_SHARE = 0.95
 _ABORT_AFTER = 8
+_MOST_TOKENS = 10_000_000  # more than any model reads
 
 
 class _Group(Protocol):
@@ -91,14 +92,14 @@ def read_plan(options: Namespace) -> Plan:
     """The plan that the flags make. Raises ConfigError for flags that contradict one another."""
     _check(options)
     limits = Limits(options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms)
-    return Plan(
+    plan = Plan(
         endpoints=_endpoints(options.endpoint),
         arrivals=options.arrivals,
         rate=options.rate or 1.0,
-        stages=_stages(options.stages) if options.stages else (),
+        stages=() if options.stages is None else _stages(options.stages),
         model=options.model,
         prompts=prompts_of(options).name,
-        input_tokens=_range("--input-tokens", options.input_tokens) if options.input_tokens else None,
+        input_tokens=None if options.input_tokens is None else _range("--input-tokens", options.input_tokens),
         max_tokens=_range("--max-tokens", options.max_tokens),
         body=_object(options.extra_body),
         warmup=options.warmup,
@@ -112,18 +113,24 @@ def read_plan(options: Namespace) -> Plan:
         seed=options.seed,
         label=options.label,
     )
+    _check_plan(plan, options.run_time)
+    return plan
 
 
 def prompts_of(options: Namespace) -> Path:
     """The file of prompts."""
-    return Path(options.prompts or SHIPPED)
+    return SHIPPED if options.prompts is None else Path(options.prompts)
 
 
 def _check(options: Namespace) -> None:
-    """Raise ConfigError for flags of which one would be passed over without a word."""
+    """Raise ConfigError for flags that do harm, and for those that would be passed over without a word."""
     limits = (options.slo_ttft_ms, options.slo_tpot_ms, options.slo_e2e_ms)
     outputs = [Path(name).resolve() for name in (options.results, options.samples) if name is not None]
+    inputs = [Path(name).resolve() for name in (options.prompts, options.api_key_file) if name is not None]
     faults = {
+        "--users: a test needs 1 or more": options.num_users is not None and options.num_users < 1,
+        "--run-time: 0 would be no limit; give a time above 0, or leave it out": options.run_time == 0,
+        "--model: a name cannot be empty; leave it out for the first that the server lists": options.model == "",
         "--abort-after: 0 is not possible; a client can leave after 1 or more events": options.abort_after == 0,
         "--abort-after needs --abort-share: without it no client leaves": options.abort_after is not None and not options.abort_share,
         "--stages sets the time of the test: leave --run-time out": options.stages and options.run_time,
@@ -132,10 +139,23 @@ def _check(options: Namespace) -> None:
         "--input-tokens makes the prompts: leave --prompts out": options.input_tokens and options.prompts,
         "--slo-share needs a limit: --slo-ttft-ms, --slo-tpot-ms or --slo-e2e-ms": options.slo_share and not any(limits),
         "--results and --samples name one file: the second would replace the first": len(set(outputs)) < len(outputs),
+        "--results and --samples: one names a file that is read, which it would replace": not set(inputs).isdisjoint(outputs),
     }
     for message, applies in faults.items():
         if applies:
             raise ConfigError(message)
+
+
+def _check_plan(plan: Plan, run_time: int | None) -> None:
+    """Raise ConfigError where a part of the plan cannot come about. `run_time` is the test's limit in seconds, where there is one."""
+    seconds = sum(stage.seconds for stage in plan.stages) or run_time
+    if seconds and plan.warmup >= seconds:
+        raise ConfigError(f"--warmup: the test ends after {seconds:g} s, so no request would count; lower it, or test longer")
+    if plan.abort_share and plan.abort_after > plan.max_tokens.most:
+        raise ConfigError(
+            f"--abort-after: no answer has {plan.abort_after} events with tokens, since --max-tokens is {plan.max_tokens.most}; "
+            "lower the one, or raise the other"
+        )
 
 
 def read_key(options: Namespace) -> str | None:
@@ -173,8 +193,8 @@ def _range(flag: str, text: str) -> Range:
         found = Range(int(least), int(most or least))
     except ValueError:
         raise ConfigError(f"{flag}: {text!r} is no length; give N or MIN:MAX") from None
-    if not 1 <= found.least <= found.most:
-        raise ConfigError(f"{flag}: {text!r} is not possible; give 1 <= MIN <= MAX")
+    if not 1 <= found.least <= found.most <= _MOST_TOKENS:
+        raise ConfigError(f"{flag}: {text!r} is not possible; give 1 <= MIN <= MAX <= {_MOST_TOKENS}")
     return found
 
 
@@ -184,8 +204,8 @@ def _stages(text: str) -> tuple[Stage, ...]:
         stages = tuple(Stage(int(users), float(seconds)) for users, seconds in pairs)
     except ValueError:
         raise ConfigError(f"--stages: {text!r} names no stages; give USERS:SECONDS,... such as 4:60,8:60") from None
-    if not all(stage.users >= 0 and 0 < stage.seconds < math.inf for stage in stages):
-        raise ConfigError(f"--stages: in {text!r} users have to be 0 or more, seconds above 0")
+    if not all(stage.users >= 0 and 0 < stage.seconds < math.inf for stage in stages) or not any(stage.users for stage in stages):
+        raise ConfigError(f"--stages: in {text!r} users have to be 0 or more, and 1 or more once, seconds above 0")
     return stages
 
 

@@ -57,6 +57,9 @@ def compare_runs(
     with errors_in_one_line():
         if html is None and png is None:
             raise ConfigError("name what to write: --html FILE, --png FILE, or both")
+        files = [path.resolve() for path in (html, png, *dict.fromkeys(results)) if path is not None]
+        if len(set(files)) < len(files):
+            raise ConfigError("--html and --png need files of their own: each would replace another one, or a file that is compared")
         _need("matplotlib")
         from loadtest.compare import draw, render
         from loadtest.results import read_results

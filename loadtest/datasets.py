@@ -150,7 +150,7 @@ def _measure(least: int, tokenizer: Path | None) -> Callable[[str], bool]:
 
 
 def _manifest_path(out: Path) -> Path:
-    return out.with_name(f"{out.name}.manifest.json")
+    return out.parent / f"{out.name}.manifest.json"
 
 
 def _digest(path: Path) -> str:

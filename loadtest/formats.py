@@ -119,7 +119,8 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
             while rows := result.fetchmany(1000):
                 yield from (dict(zip(columns, row, strict=True)) for row in rows)
     except duckdb.Error as error:
-        raise FormatError(f"{path} is no Parquet file: {error}") from None
+        reason = str(error).partition("\n")[0]
+        raise FormatError(f"{path} is no Parquet file: {reason}") from None
 
 
 def _messages(record: Mapping[str, Any], key: str, speaker: str, text: str) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from minedraft_core.config import ConfigError
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ORDER = "CUDA_DEVICE_ORDER"
+_DAY_SECONDS = 86400
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ class FreeGpus:
     interval: float = 60.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for limits that are no numbers: nothing would ever be free."""
+        """Raise ConfigError for limits that are no numbers, since nothing would ever be free, and for an interval of more than a day."""
         if not all(map(math.isfinite, (self.memory_percent, self.utilisation_percent, self.interval))):
             raise ConfigError("--wait-for-gpus-memory, --wait-for-gpus-utilization and --wait-for-gpus-interval need finite numbers")
+        if self.interval > _DAY_SECONDS:
+            raise ConfigError(f"--wait-for-gpus-interval: {self.interval:g} s are more than a day; give at most {_DAY_SECONDS}")
 
     @classmethod
     def of_flags(cls, count: int | None, memory: float | None, utilization: float | None, interval: float | None) -> Self | None:

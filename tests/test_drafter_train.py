@@ -43,8 +43,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(target: Path, out: Path, **changes: object) -> Result:
-    options = SMALL | {name.replace("_", "-"): str(value) for name, value in changes.items()}
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    """Run the command; an option that is changed to None is left out."""
+    options: dict[str, object] = {**SMALL, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     # As wide as a terminal can be, so that messages are not broken into lines.
     return CliRunner(env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).invoke(app, ["drafter", "train", str(target), str(out), *words])
 
@@ -57,10 +58,19 @@ def train(target: Path, out: Path, **changes: object) -> Result:
         ({"minutes": "inf"}, "--minutes"),
         ({"temperatures": "nan"}, "--temperatures"),
         ({"temperatures": ","}, "--temperatures"),
+        ({"temperatures": "1,101"}, "give numbers from 0 to 100"),
+        ({"user_temperature": "1e300"}, "--user-temperature"),
+        ({"learning_rate": 0}, "--learning-rate: give a number above 0"),
+        ({"learning_rate": 2}, "--learning-rate"),
+        ({"num-speculative-tokens": 65}, "--num-speculative-tokens"),
         ({"batch_rows": 9}, "there are 8"),
         ({"device": "abacus"}, "--device"),
+        ({"device": "meta"}, "'meta' cannot be used here (nothing is trained there); give cpu"),
+        ({"device": "cpu:1"}, "--device"),
         ({"length": 65}, "at most 64 tokens"),
         ({"top": 29}, "--top: the target knows 28 tokens"),
+        ({"vocabulary": 29}, "--vocabulary: the target knows 28 tokens; lower it from 29"),
+        ({"evaluated_tokens": 41}, "prompts of its own have up to 24; lower it from 41"),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_start(target: Path, tmp_path: Path, changes: dict[str, object], fault: str) -> None:
@@ -68,6 +78,40 @@ def test_what_cannot_be_is_refused_at_the_start(target: Path, tmp_path: Path, ch
     assert result.exit_code == 2, result.output
     assert fault in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_without_every_token_that_ends_a_turn_is_refused(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "target")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(target)
+    tokenizer.chat_template = "{% for message in messages %}a{{ message.content }}b{% endfor %}c"
+    tokenizer.save_pretrained(target)
+    result = train(target, tmp_path / "out", vocabulary=2)
+    assert (result.exit_code, "2 tokens end a turn and are always among them; raise it from 2" in result.output) == (2, True), result.output
+
+
+def test_prompts_that_would_be_cut_are_refused(target: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    # With a token before them and one after them they are as long as a conversation, or as all that the target reads.
+    for option, letters, remedy in (("prompts", 22, "raise --length"), ("evaluation_prompts", 59, "lower --evaluated-tokens")):
+        prompts.write_text(f"abc\n{'a' * letters}\n")
+        result = train(target, tmp_path / "out", **{option: prompts})
+        assert (result.exit_code, f"1 of 2 prompts have more than {letters + 1} tokens; {remedy}" in result.output) == (2, True), (
+            result.output
+        )
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_comes_to_nothing_says_what_to_change(target: Path, tmp_path: Path) -> None:
+    result = train(target, tmp_path / "hurried", minutes="1e-9")
+    assert (result.exit_code, "--minutes: they were over before the first step" in result.output) == (2, True), result.output
+    assert train(target, tmp_path / "hurried", steps=1).exit_code == 0
+    result = train(target, tmp_path / "wide", intermediate_size=10**13)
+    assert (result.exit_code, "--layers or --intermediate-size" in result.output) == (2, True), result.output
+
+
+def test_without_a_vocabulary_a_small_target_gives_all_of_its_own(target: Path, tmp_path: Path) -> None:
+    assert train(target, tmp_path / "out", vocabulary=None, steps=1).exit_code == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["drafter"]["vocabulary"] == 28
 
 
 def test_folders_that_cannot_be_are_refused(target: Path, tmp_path: Path) -> None:
@@ -100,7 +144,9 @@ def test_a_run_is_taken_up_again_and_its_report_counts_all_of_it(target: Path, t
     assert set(first["acceptance"]["greedy"]) == {"words", "prompts", "overall"}
     assert train(target, out, evaluation_prompts=questions).exit_code == 0
     again = json.loads((out / "report.json").read_text())
-    assert again["seconds"] == first["seconds"]
+    assert again["seconds"]["corpus"] == first["seconds"]["corpus"]
+    # To see that nothing is left to do takes some time too.
+    assert again["seconds"]["distillation"] >= first["seconds"]["distillation"] > 0
     assert again["acceptance"] == first["acceptance"]
     for changes in ({"layers": 2}, {"intermediate_size": 8}, {"vocabulary": 15}, {"corpus": tmp_path / "corpus", "temperatures": "1"}):
         result = train(target, out, **changes)

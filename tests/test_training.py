@@ -244,6 +244,12 @@ def test_a_resumed_run_ends_with_the_weights_of_an_unbroken_one(target, corpus, 
         distill(start_of(target), corpus, plan_of(optimizer=optimizer, learning_rate=1e-4), tmp_path / "broken")
 
 
+def test_weights_that_are_no_numbers_are_not_kept(target, corpus, tmp_path):
+    with pytest.raises(ValueError, match="by step 20 the weights are no numbers any more: lower --learning-rate"):
+        distill(start_of(target), corpus, plan_of(learning_rate=1e30), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_known_acceptances_are_counted_exactly():
     chance = torch.Generator().manual_seed(0)
     everything = count_rounds(torch.ones(11), 4, chance)

@@ -101,7 +101,6 @@ def bench_engine(
     with errors_in_one_line():
         target, drafter = _models(model, draft)
         arms = _arms(_listed(modes), target_cores, drafter_cores)
-        _check_acceptance(acceptance, acceptance_length)
         plan = check(
             Plan(
                 target=target,
@@ -125,7 +124,11 @@ def bench_engine(
                 tetris_extra=tetris_extra_proposals,
             )
         )
+        _check_backend(plan)
+        _check_tokens(prompts, prompt_tokens, max_tokens, max_model_len)
         if json_file is not None:
+            if json_file.resolve() == prompts.resolve():
+                raise ConfigError(f"--json: {json_file} is the file of --prompts and would be written over; name another one")
             # Unlike touch, this refuses a folder. What the file holds stays until the first engine starts.
             json_file.open("ab").close()
         defaults = {**CPU_DEFAULTS, "kv_cache_memory_bytes": KV_CACHE_BYTES} if model is None and not on_gpus() else {}
@@ -184,11 +187,24 @@ def on_gpus() -> bool:
     return False
 
 
-def _check_acceptance(replayed: float | None, length: float | None) -> None:
-    if on_gpus() and replayed is not None:
+def _check_backend(plan: Plan) -> None:
+    """Raise ConfigError for what the installed vLLM would refuse or pass over only when an arm starts."""
+    if on_gpus() and plan.acceptance is not None:
         raise ConfigError("--acceptance replays on CPU only; on GPUs give --acceptance-length")
-    if not on_gpus() and length is not None:
+    if not on_gpus() and plan.acceptance_length is not None:
         raise ConfigError("--acceptance-length is for GPUs; on CPU give --acceptance")
+    if not on_gpus() and plan.gpu_flags:
+        raise ConfigError(f"{' and '.join(plan.gpu_flags)}: for GPUs; remove this")
+
+
+def _check_tokens(prompts: Path, prompt_tokens: int | None, max_tokens: int, max_model_len: int) -> None:
+    """Raise ConfigError for prompts that are passed over, and where a request does not fit into the model's length."""
+    if prompt_tokens is not None and prompts != SHIPPED:
+        raise ConfigError("--prompt-tokens makes the prompts: leave --prompts out")
+    if (prompt_tokens or 1) + max_tokens > max_model_len:
+        raise ConfigError(
+            f"--max-model-len: {max_model_len} tokens do not hold a prompt of {prompt_tokens or 1} and --max-tokens {max_tokens}; raise it"
+        )
 
 
 def _arms(modes: Sequence[str], target_cores: str, drafter_cores: str) -> tuple[Arm, ...]:

@@ -74,6 +74,18 @@ class Plan:
     tetris_capacity: int = 0
     tetris_extra: int = 0
 
+    @property
+    def gpu_flags(self) -> tuple[str, ...]:
+        """The flags in use that say something to a drafter on GPUs only."""
+        given = {
+            "--acceptance-length": self.acceptance_length is not None,
+            "--drafter-compiled": self.compiled_drafter,
+            "--drafter-fused": self.drafter_fused != "auto",
+            "--drafter-weights": self.drafter_weights != "as_saved",
+            "--method": self.method in HEADS,
+        }
+        return tuple(flag for flag, used in given.items() if used)
+
 
 def named_cores(target: str, drafter: str, available: Sequence[int]) -> Cores:
     """The cores that two lists such as `0-3,8` name, or those that are chosen where a list is empty.
@@ -142,6 +154,13 @@ def check(plan: Plan) -> Plan:
         )
     if not plan.concurrency or len(set(plan.concurrency)) != len(plan.concurrency) or min(plan.concurrency) < 1:
         raise ConfigError(f"--concurrency: {','.join(map(str, plan.concurrency))!r} is not possible; give numbers of at least 1, each once")
+    if (plan.tetris_capacity or plan.tetris_extra) and not any(arm.tetris for arm in plan.arms):
+        raise ConfigError(
+            "--tetris-capacity and --tetris-extra-proposals: none of --modes has TETRIS; name one such as sequential-tetris, or remove them"
+        )
+    idle = plan.gpu_flags if plan.acceptance is None else ("--acceptance", *plan.gpu_flags)
+    if modes == {Mode.OFF} and idle:
+        raise ConfigError(f"{' and '.join(idle)}: off alone does not draft; name another mode in --modes, or remove what is for drafts")
     if plan.acceptance is not None and plan.arms[0].mode is not Mode.OFF:
         raise ConfigError("--acceptance replays what plain decoding wrote: put off first in --modes")
     return plan

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
+from minedraft_core.config import MOST_DRAFTS
 from minedraft_core.trace import RunHeader
 from minedraft_core.types import Count
+
+Drafts = Annotated[int, msgspec.Meta(ge=0, le=MOST_DRAFTS)]
+"""Draft tokens of one request in a pass."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
@@ -31,7 +36,7 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     measured_overhead_time: float | None = None
     gap_us: int | None = None
     drafter_wait_us: int | None = None
-    drafts: list[tuple[Count, Count]] | None = None
+    drafts: list[tuple[Drafts, Drafts]] | None = None
     request_ids: list[str] | None = None
 
 

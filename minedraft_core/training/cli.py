@@ -18,9 +18,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from minedraft_core.config import ConfigError
+from minedraft_core.config import MOST_DRAFTS, ConfigError
 from minedraft_core.training.card import acceptance_table, model_card
-from minedraft_core.training.checks import check_numbers, check_out, check_sizes, degrees, device_of, held, load, width
+from minedraft_core.training.checks import (
+    HELD_OUT_TOKENS,
+    HOTTEST,
+    check_numbers,
+    check_out,
+    check_prompts,
+    check_sizes,
+    degrees,
+    device_of,
+    enough_memory,
+    held,
+    load,
+    longest_text,
+    vocabulary_size,
+    width,
+)
 from minedraft_core.training.corpus import Corpus, CorpusPlan, starts, write_corpus
 from minedraft_core.training.distill import DistillPlan, Step, Trained, distill
 from minedraft_core.training.evaluate import Prompt, Reference, evaluate, references
@@ -43,7 +58,7 @@ def _progress(console: Console, label: str, total: int) -> Iterator[tuple[Progre
 
 def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: int, length: int, seed: int) -> list[Prompt]:
     """Prompts of the target's own that are in no corpus: what it writes from another seed, up to the first answer."""
-    plan = CorpusPlan(1, rows, min(256, length), 1, (1.0,), 1.0, seed + 1_000_003)
+    plan = CorpusPlan(1, rows, min(HELD_OUT_TOKENS, length), 1, (1.0,), 1.0, seed + 1_000_003)
     template = Template.of(tokenizer)
     written = write(
         target,
@@ -60,9 +75,30 @@ def _held_out_prompts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     return [Prompt(row[:first], "held out") for row, first in zip(written.tokens.tolist(), firsts, strict=True) if first > 0]
 
 
+def _examples(
+    console: Console, folder: Path, text: CorpusPlan, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]
+) -> Corpus:
+    """The corpus in `folder`, once all of it is written."""
+    with _progress(console, "writing", text.shards * text.length) as (bar, task):
+        write_corpus(folder, text, target, tokenizer, prompts, on_step=lambda: bar.advance(task))
+    return Corpus(folder, text.shards, target.device)
+
+
 def _inside(counts: Tensor, size: int) -> float:
     """Share of the answers' tokens that a vocabulary of `size` would hold."""
     return float(counts.topk(min(size, len(counts))).values.sum() / counts.sum())
+
+
+def _facts(drafter: Drafter, counts: Tensor) -> dict[str, Any]:
+    """What the report says of a drafter, given how often each token id stands in an answer."""
+    config, size = drafter.model.config, len(drafter.token_ids)
+    return {
+        "layers": config.num_hidden_layers,
+        "intermediate_size": config.intermediate_size,
+        "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
+        "vocabulary": size,
+        "answer_tokens_inside": {tokens: round(_inside(counts, tokens), 5) for tokens in (size // 2, size, size * 2)},
+    }
 
 
 @dataclass(frozen=True)
@@ -88,6 +124,14 @@ class _Judge:
             }
             for name, texts in found.items()
         }
+
+
+def _shipped_acceptance(judge: _Judge, questions: list[Prompt], packed: Path, target: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Acceptance of what is shipped: the weights after their way through 8 bits."""
+    folder = packed.parent / "packed"
+    assemble(packed, target, folder)
+    shipped = Drafter.load(folder, judge.target.device, judge.target.dtype)
+    return judge.acceptance(shipped, judge.references(questions), repeats=8)
 
 
 def _distill(
@@ -133,13 +177,16 @@ def train(
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of the drafter.", min=1)] = 3,
     intermediate_size: Annotated[int | None, typer.Option(help="Width of its MLPs. [default: the target's]", min=1)] = None,
-    vocabulary: Annotated[int, typer.Option(help="Tokens it can propose: the most frequent of the answers.", min=2)] = 16384,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(help="Tokens it can propose: the most frequent of the answers. [default: 16384, or all that the target knows]", min=2),
+    ] = None,
     shards: Annotated[int, typer.Option(help="Shards of text; each holds ROWS x LENGTH tokens.", min=1)] = 8,
     rows: Annotated[int, typer.Option(help="Conversations written at once; take what the device's memory holds.", min=1)] = 3072,
     length: Annotated[int, typer.Option(help="Tokens of a conversation.", min=16)] = 1280,
     top: Annotated[int, typer.Option(help="Most likely next tokens noted at each position.", min=1)] = 32,
     temperatures: Annotated[str, typer.Option(help="Temperatures of the answers, comma-separated.")] = "0,1,1",
-    user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0)] = 1.0,
+    user_temperature: Annotated[float, typer.Option(help="Temperature of the user turns.", min=0, max=HOTTEST)] = 1.0,
     passages: Annotated[float, typer.Option(help="Share of conversations about a long text.", min=0, max=1)] = 0.25,
     foreign: Annotated[float, typer.Option(help="Share of conversations about a sentence of another language.", min=0, max=1)] = 0.1,
     steps: Annotated[int, typer.Option(help="Training steps.", min=1)] = 14000,
@@ -148,7 +195,7 @@ def train(
         typer.Option(help="End training after so long, the learning rate down by then; such a run cannot be repeated exactly.", min=0),
     ] = None,
     batch_rows: Annotated[int, typer.Option(help="Conversations a step.", min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0)] = 1e-2,
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.", min=0, max=1)] = 1e-2,
     hard_weight: Annotated[
         float,
         typer.Option(
@@ -160,7 +207,10 @@ def train(
     ] = 0.5,
     optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="AdamW, or Muon for the matrices.")] = "muon",
     user_weight: Annotated[float, typer.Option(help="Weight of tokens outside answers.", min=0, max=1)] = 0.2,
-    k: Annotated[int, typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1)] = 4,
+    k: Annotated[
+        int,
+        typer.Option("--num-speculative-tokens", "-k", help="Draft tokens a verification, for the evaluation.", min=1, max=MOST_DRAFTS),
+    ] = 4,
     evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out prompts of the target's own.", min=50)] = 1000,
     evaluated_tokens: Annotated[int, typer.Option(help="Tokens the target writes after each evaluation prompt.", min=2)] = 128,
     seed: Annotated[int, typer.Option(help="Seed of text, initial weights, order and evaluation.", min=0, max=2**32 - 1)] = 0,
@@ -195,17 +245,20 @@ def train(
     extra = [question.words for question in read_prompts(prompts)] if prompts else []
     asked = read_prompts(evaluation_prompts) if evaluation_prompts else []
     model, tokenizer, template = load(target, where)
-    check_sizes(text, model, template)
+    check_sizes(text, model, template, evaluated_tokens)
+    size = vocabulary_size(model, template, vocabulary)
+    check_prompts("--prompts", [template.question(tokenizer, words) for words in extra], length - 1, "raise --length")
+    questions = [Prompt(template.question(tokenizer, one.words), one.category) for one in asked]
+    room = longest_text(model) - evaluated_tokens
+    check_prompts("--evaluation-prompts", [question.tokens for question in questions], room, "lower --evaluated-tokens")
     console = Console()
-    with held(out):
+    with held(out), enough_memory():
         folder = corpus or out / "corpus"
-        with _progress(console, "writing", shards * length) as (bar, task):
-            write_corpus(folder, text, model, tokenizer, extra, on_step=lambda: bar.advance(task))
-        examples = Corpus(folder, shards, where)
+        examples = _examples(console, folder, text, model, tokenizer, extra)
         counts = examples.frequencies(model.config.vocab_size)
         if not counts.any():
             raise ConfigError(f"no conversation in {folder} gets as far as an answer: raise --length")
-        drafter = Drafter.start(model, layers, width(model, intermediate_size), draft_vocabulary(counts, vocabulary, template.stops), seed)
+        drafter = Drafter.start(model, layers, width(model, intermediate_size), draft_vocabulary(counts, size, template.stops), seed)
         judge = _Judge(model, k, evaluated_tokens, seed)
         held_out = _held_out_prompts(model, tokenizer, min(rows, _HELD_OUT), length, seed)
         if not held_out:
@@ -213,19 +266,16 @@ def train(
         checks = judge.references(held_out)
         check = partial(judge.acceptance, drafter, checks, repeats=1) if held_out else None
         done = _distill(console, drafter, examples, plan, out, check)
-        pack(drafter, out / "drafter.safetensors")
+        packed = out / "drafter.safetensors"
+        pack(drafter, packed)
         save_checkpoint(drafter.model, drafter.token_ids, target, out)
+        acceptance = _shipped_acceptance(judge, questions, packed, target) if questions else {}
+        for name, table in acceptance.items():
+            console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
         report: dict[str, Any] = {
             "target": target.resolve().name,
             "licence": licence,
-            "drafter": {
-                "layers": layers,
-                "intermediate_size": drafter.model.config.intermediate_size,
-                "own_parameters": sum(weight.numel() for weight in drafter.trained().values()),
-                "vocabulary": len(drafter.token_ids),
-                "answer_tokens_inside": {size: round(_inside(counts, size), 5) for size in (vocabulary // 2, vocabulary, vocabulary * 2)},
-                "packed_bytes": (out / "drafter.safetensors").stat().st_size,
-            },
+            "drafter": {**_facts(drafter, counts), "packed_bytes": packed.stat().st_size},
             "corpus": {**asdict(text), "tokens": text.tokens, "prompts": len(extra)},
             "distillation": asdict(plan),
             "steps": done.steps,
@@ -235,15 +285,7 @@ def train(
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             "k": k,
             "evaluated_tokens": evaluated_tokens,
-            "acceptance": {},
+            "acceptance": acceptance,
         }
-        if asked:
-            # What is shipped is evaluated: the weights after their way through 8 bits.
-            assemble(out / "drafter.safetensors", target, out / "packed")
-            shipped = Drafter.load(out / "packed", where, model.dtype)
-            questions = [Prompt(template.question(tokenizer, one.words), one.category) for one in asked]
-            report["acceptance"] = judge.acceptance(shipped, judge.references(questions), repeats=8)
-            for name, table in report["acceptance"].items():
-                console.print(f"{name}\n{acceptance_table(table)}", soft_wrap=True)
         (out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
         (out / "README.md").write_text(model_card(report))

@@ -146,6 +146,9 @@ class _Trainer:
         return json.dumps({**self._plan.__dict__, "checkpoint_every": 0, "shapes": shapes, "tokens": tokens, "corpus": self._corpus})
 
     def save(self) -> None:
+        """Keep the state. Raises ConfigError instead where training has diverged."""
+        if not all(bool(weight.isfinite().all()) for weight in self._weights):
+            raise ConfigError(f"by step {self.done} the weights are no numbers any more: lower --learning-rate, in another folder")
         partial = self._saved.with_suffix(".partial")
         state: dict[str, Any] = {"plan": self._key(), "done": self.done, "seconds": self.seconds, "weights": self._drafter.trained()}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self._optimizers]
@@ -201,7 +204,7 @@ def distill(
 
     The state is kept in `folder`; a run that was broken off, or that ended at `stop_at` steps, goes on from there and, without a limit of
     time, ends with the same weights as an unbroken one. `on_step` hears of every 50th step, of each that is kept, and of the last.
-    Raises ConfigError where the folder holds the state of a run with other settings, or a damaged one.
+    Raises ConfigError where the folder holds the state of a run with other settings, or a damaged one, and where training comes to nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trainer = _Trainer(drafter, corpus, plan, folder)
@@ -215,6 +218,8 @@ def distill(
             on_step(Step(trainer.done, float(soft), float(hard), float(miss), trainer.done * plan.batch_rows * corpus.length))
         if trainer.done % plan.checkpoint_every == 0 and trainer.done != end:
             trainer.save()
+    if not trainer.done:
+        raise ConfigError("--minutes: they were over before the first step; raise them")
     trainer.save()
     drafter.model.eval()
     return Trained(trainer.done, trainer.seconds)

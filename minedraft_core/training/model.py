@@ -124,4 +124,4 @@ def draft_vocabulary(frequencies: Tensor, size: int, always: tuple[int, ...]) ->
     """The `size` most frequent token ids, with those of `always` among them: int64 [size], ascending."""
     ranked = frequencies.clone()
     ranked[list(always)] = frequencies.max() + 1
-    return ranked.topk(min(size, len(ranked))).indices.sort().values
+    return ranked.topk(size).indices.sort().values

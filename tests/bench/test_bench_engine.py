@@ -69,9 +69,34 @@ def test_parallel_and_lookahead_beside_off_on_a_replay(tmp_path: Path) -> None:
         (["--speculative-config", "{}"], "--speculative-config is set by MineDraft"),
         (["--json", "/nowhere/rows.json"], "/nowhere/rows.json"),
         (["--json", "/"], "Is a directory"),
+        (["--drafter-compiled", "--drafter-fused", "layers"], "--drafter-compiled and --drafter-fused: for GPUs; remove this"),
+        (["--drafter-weights", "fp8"], "--drafter-weights: for GPUs"),
+        (["--method", "eagle3"], "--method: for GPUs"),
+        (["--acceptance-length", "2"], "--acceptance-length is for GPUs; on CPU give --acceptance"),
+        (["--prompt-tokens", "9", "--prompts", "prompts.jsonl"], "--prompt-tokens makes the prompts: leave --prompts out"),
+        (["--prompt-tokens", "2000"], "--max-model-len: 2048 tokens do not hold a prompt of 2000 and --max-tokens 64"),
+        (["--max-tokens", "2048"], "--max-model-len: 2048 tokens do not hold a prompt of 1 and --max-tokens 2048"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, options: list[str], message: str) -> None:
     result = RUNNER.invoke(bench_app, ["engine", "--model", str(tmp_path), "--draft", "owner/draft", *options])
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_rows_are_not_written_over_the_prompts(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Count to ten."}\n')
+    options = [
+        "--model",
+        str(tmp_path),
+        "--draft",
+        "owner/draft",
+        "--prompts",
+        str(prompts),
+        "--json",
+        f"{tmp_path}/../{tmp_path.name}/prompts.jsonl",
+    ]
+    result = RUNNER.invoke(bench_app, ["engine", *options])
+    assert (result.exit_code, "is the file of --prompts and would be written over" in result.output) == (2, True)
+    assert prompts.read_text() == '{"prompt": "Count to ten."}\n'

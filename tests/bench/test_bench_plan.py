@@ -99,13 +99,17 @@ def test_a_possible_plan_is_taken() -> None:
     [
         ({"draft": None}, "--draft"),
         ({"num_tokens": 0}, "--num-speculative-tokens"),
-        ({"num_tokens": 60, "tetris_extra": 5}, "--tetris-extra-proposals"),
+        ({"num_tokens": 60, "tetris_extra": 5}, "--tetris-extra-proposals: both together"),
         ({"per_batch_size": ((1, 8, 2),)}, "give both or neither"),
         ({"arms": arms_of(["sequential-by-batch"], CORES)}, "give both or neither"),
         ({"concurrency": ()}, "--concurrency"),
         ({"concurrency": (0,)}, "--concurrency"),
         ({"concurrency": (8, 8)}, "--concurrency"),
         ({"acceptance": 0.8, "arms": arms_of(["sequential"], CORES)}, "put off first"),
+        ({"acceptance": 0.8, "arms": arms_of(["off"], CORES)}, "--acceptance: off alone does not draft"),
+        ({"drafter_fused": "layers", "arms": gpu_arms_of(["off"])}, "--drafter-fused: off alone does not draft"),
+        ({"tetris_capacity": 8}, "none of --modes has TETRIS"),
+        ({"tetris_extra": 1}, "none of --modes has TETRIS"),
     ],
 )
 def test_impossible_plans_are_refused(changes: dict[str, Any], message: str) -> None:

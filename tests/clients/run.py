@@ -1,6 +1,6 @@
 """Run clients that others wrote against a server with the embedded model, and print what passed.
 
-Usage: python tests/clients/run.py [CLIENT ...]; every folder beside this file that holds a checks.py, or a checks.mjs for Node, is a
+Usage: python -m tests.clients.run [CLIENT ...]; every folder beside this file that holds a checks.py, or a checks.mjs for Node, is a
 client. Each has its own environment under .venv-clients, made from its requirements.lock or package-lock.json; one without a lock runs in
 the server's. CONFORMANCE_URL, _KEY, _MODEL and _FOLDER name a running server in place of one that is started here.
 """
@@ -12,23 +12,22 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.starter import end_of, started
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 ENVIRONMENTS = ROOT / ".venv-clients"
 START_SECONDS = 300
+END_SECONDS = 60
 CLIENT_SECONDS = 1800
 KEY = "sk-conformance"
 NAME = "SmolLM2-135M-Instruct"
@@ -155,38 +154,17 @@ def server(scratch: Path) -> Iterator[dict[str, str]]:
     if "CONFORMANCE_URL" in os.environ:
         yield {name: os.environ[name] for name in ("CONFORMANCE_URL", "CONFORMANCE_KEY", "CONFORMANCE_MODEL", "CONFORMANCE_FOLDER")}
         return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     log = scratch / "server.log"
     command = [
-        sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--api-key", KEY, "--no-access-log",
+        sys.executable, "-m", "server.cli", "serve", "--api-key", KEY, "--no-access-log",
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     ]  # fmt: skip
-    with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(url, process, log)
+    with started(command, log, START_SECONDS) as (url, process):
         yield {"CONFORMANCE_URL": url, "CONFORMANCE_KEY": KEY, "CONFORMANCE_MODEL": NAME, "CONFORMANCE_FOLDER": model_folder(url)}
         if process.poll() is not None:
-            print(log.read_text()[-3000:], file=sys.stderr)
-            raise RuntimeError("the server ended while clients talked to it; its log is above")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server is up. Raises RuntimeError with its log if it does not come up."""
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health"):
-                return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.5)
-    print(log.read_text()[-3000:], file=sys.stderr)
-    raise RuntimeError("the server did not start; its log is above")
+            raise RuntimeError(f"the server ended while clients talked to it: {end_of(log)}")
+        process.terminate()
+        process.wait(END_SECONDS)
 
 
 def model_folder(url: str) -> str:

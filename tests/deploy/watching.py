@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,8 @@ from typing import Any
 
 import httpx
 import yaml
+
+from tests.starter import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -45,14 +46,6 @@ def metric_names(expression: str) -> set[str]:
     bare = re.sub(r"\b(by|on|without|ignoring)\s*\([^)]*\)", "", bare)
     bare = re.sub(r"\boffset\s+\w+", "", bare)
     return set(re.findall(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])", bare)) - _WORDS_OF_PROMQL
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

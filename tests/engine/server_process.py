@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.starter import started
 
 START_SECONDS = 240
 
@@ -62,24 +63,11 @@ def serving(folder: Path, *arguments: str, key: str | None = None) -> Iterator[S
 
     `key` goes with every request; it has to be one of those that the arguments name.
     """
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    trace = folder / "trace.jsonl"
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--trace", str(trace), *arguments]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    trace, log = folder / "trace.jsonl", folder / "log"
+    command = [sys.executable, "-m", "server.cli", "serve", "--trace", str(trace), *arguments]
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _healthy(f"http://127.0.0.1:{port}"):
-            assert process.poll() is None, (folder / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
-        yield Served(f"http://127.0.0.1:{port}", process, trace, folder / "log", headers)
-    finally:
-        process.kill()
-        process.wait()
+    with started(command, log, START_SECONDS) as (url, process):
+        yield Served(url, process, trace, log, headers)
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -88,10 +76,3 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False

@@ -75,6 +75,7 @@ def test_run_all_covers_every_experiment_and_run_parallel_its_mode() -> None:
         (["experiment_1", "--target-cores", "x"], "--target-cores: 'x' is neither a core nor a range of cores"),
         (["experiment_1", "--wait-for-gpus", "5"], "--wait-for-gpus: this installation is for CPUs"),
         (["experiment_1", "--wait-for-gpus-memory", "5"], "--wait-for-gpus-memory needs --wait-for-gpus: name how many"),
+        (["experiment_1", "--wait-for-gpus", "5", "--wait-for-gpus-interval", "1e300"], "s are more than a day"),
         (["experiment_1", "--wait-for-gpus-interval", "5", "--dry-run"], "--wait-for-gpus-interval needs --wait-for-gpus: name how many"),
     ],
 )

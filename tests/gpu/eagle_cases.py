@@ -30,7 +30,7 @@ def compare_eagle(device: str, seed: int) -> None:
         "last_sampled": _integers(generator, 0, VOCAB, SLOTS, 1, dtype=torch.int64),
         "num_computed": _integers(generator, 1, 110, SLOTS),
     }
-    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    verified = kernels.Verified(num_reqs, **{name: tensor.to(device) for name, tensor in batch.items()})
     column = kernels.HEADER + COLUMNS
     packed = _integers(generator, 1, 50, bucket, kernels.row_width(COLUMNS + length)).to(device)
     for parts in (1, 3):
@@ -39,7 +39,7 @@ def compare_eagle(device: str, seed: int) -> None:
         for function in (eagle.carry, eagle.carry_reference):
             rows = packed.clone()
             hidden = torch.full((bucket, length, 1030 * parts), 7.0, dtype=torch.bfloat16, device=device)
-            function(rows, column, hidden, sources, num_reqs, **batch)
+            function(rows, column, hidden, sources, verified)
             ran.append((rows, hidden))
         torch.testing.assert_close(ran[0], ran[1], rtol=0, atol=0)
     rows = ran[1][0]

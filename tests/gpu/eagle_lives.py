@@ -15,7 +15,7 @@ import torch
 from tests.gpu.lives import BLOCK, BUCKET, COLUMNS, MAX_LEN, SLOTS, VOCAB, K, World, following, integers, lives  # isort: skip
 
 from minedraft_core.vllm.gpu.eagle.kernels import carry, first_rows, shifted  # isort: skip
-from minedraft_core.vllm.gpu.kernels import HEADER, next_inputs, pack, row_width  # isort: skip
+from minedraft_core.vllm.gpu.kernels import HEADER, Verified, next_inputs, pack, row_width  # isort: skip
 
 LENGTH, COLUMN = K + 1, HEADER + COLUMNS
 State = tuple[float, ...]
@@ -40,12 +40,9 @@ class EagleWorld(World):
         for position, (_, token) in enumerate(pairwise(context[: len(tokens) + 1])):
             self.cache[self._slot(name, position)] = (token, position, seen(context[: position + 1]))
 
-    def _pack(
-        self, slots: torch.Tensor, starts: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor, table: torch.Tensor
-    ) -> torch.Tensor:
+    def _pack(self, verified: Verified, table: torch.Tensor) -> torch.Tensor:
         packed = integers(BUCKET, row_width(COLUMNS + LENGTH))
-        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
-        pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        pack(packed, verified, torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64), table)
         return packed
 
     def _respond(self, ran: SimpleNamespace) -> torch.Tensor:
@@ -55,16 +52,17 @@ class EagleWorld(World):
             context = contexts.setdefault(name, self.tokens[self.slots[name], :position].tolist())
             context.append(token)
             states[row] = torch.tensor(seen(context))
-        sampled = (ran.num_sampled, ran.num_rejected, self.last)
+        batch: Verified = ran.verified
+        starts, sampled = batch.query_start_loc, (batch.num_sampled, batch.num_rejected, batch.last_sampled)
         if ran.prompts:
-            ids = shifted(ran.ids, ran.starts, ran.slots, *sampled, self.next_prefill)
-            ends = {name: int(ran.starts[row + 1] - ran.num_rejected[row]) for row, name in enumerate(ran.names)}
+            ids = shifted(ran.ids, starts, batch.idx_mapping, *sampled, self.next_prefill)
+            ends = {name: int(starts[row + 1] - batch.num_rejected[row]) for row, name in enumerate(ran.names)}
             for row, (token, position, name) in enumerate(zip(ids.tolist(), ran.positions, ran.owners, strict=True)):
                 if row < ends[name]:
                     self.cache[self._slot(name, position)] = (token, position, tuple(states[row].tolist()))
         hidden = torch.full((BUCKET, LENGTH, 4), -1.0)
         sources = (states[:, :1].contiguous(), states[:, 1:].contiguous())
-        carry(ran.packed, COLUMN, hidden, sources, len(ran.names), ran.slots, ran.starts, self.ids, *sampled, self.computed)
+        carry(ran.packed, COLUMN, hidden, sources, batch)
         return self._draft_from(ran, hidden)
 
     def _draft_from(self, ran: SimpleNamespace, hidden: torch.Tensor) -> torch.Tensor:
@@ -83,7 +81,7 @@ class EagleWorld(World):
             self.cache.update({slot: row for slot, row in zip(slots.tolist(), inputs, strict=True) if slot >= 0})
             read = [own(*inputs[(row + 1) * rows - 1]) for row in range(BUCKET)]
             for row, name in enumerate(ran.names):
-                if ran.num_sampled[row]:
+                if ran.verified.num_sampled[row]:
                     context = self.text(name) + drafts[row, :step].tolist()
                     self._check(name, context, int(seq_lens[row]))
                     drafts[row, step] = self.guess(context)

@@ -27,14 +27,17 @@ def compare(device: str, seed: int) -> None:
         "num_rejected": (torch.rand(num_reqs, generator=generator) * lengths).to(torch.int32),
         "last_sampled": _integers(generator, 0, VOCAB, SLOTS, 1, dtype=torch.int64),
         "num_computed": _integers(generator, 1, 110, SLOTS, dtype=torch.int32),
+    }
+    others = {
         "temperature": torch.rand(SLOTS, generator=generator),
         "seeds": _integers(generator, -(1 << 62), 1 << 62, SLOTS, dtype=torch.int64),
         "table": _integers(generator, 1, 50, SLOTS, COLUMNS, dtype=torch.int32),
     }
-    batch = {name: tensor.to(device) for name, tensor in batch.items()}
+    verified = kernels.Verified(num_reqs, **{name: tensor.to(device) for name, tensor in batch.items()})
+    others = {name: tensor.to(device) for name, tensor in others.items()}
     packs = [torch.full((bucket, kernels.row_width(COLUMNS)), 7, dtype=torch.int32, device=device) for _ in range(2)]
-    kernels.pack(packs[0], num_reqs, **batch)
-    kernels.pack_reference(packs[1], num_reqs, **batch)
+    kernels.pack(packs[0], verified, **others)
+    kernels.pack_reference(packs[1], verified, **others)
     used = [*range(5), *range(6, kernels.HEADER + COLUMNS)]
     torch.testing.assert_close(packs[0][:, used], packs[1][:, used], rtol=0, atol=0)
 

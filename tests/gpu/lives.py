@@ -20,7 +20,7 @@ vllm.triton_utils.tl, vllm.triton_utils.triton = tl, triton
 from vllm.v1.worker.gpu import input_batch as vllm_kernels  # noqa: E402
 
 from minedraft_core.tetris import Room  # noqa: E402
-from minedraft_core.vllm.gpu.kernels import HEADER, first_inputs, next_inputs, pack, row_width  # noqa: E402
+from minedraft_core.vllm.gpu.kernels import HEADER, Verified, first_inputs, next_inputs, pack, row_width  # noqa: E402
 from minedraft_core.vllm.gpu.tetris import DeviceTetris  # noqa: E402
 
 K, SLOTS, VOCAB, MAX_LEN, BLOCK, COLUMNS, BUCKET = 3, 6, 97, 128, 4, 20, 4
@@ -104,10 +104,10 @@ class World:
         table = integers(SLOTS, COLUMNS)
         for row, name in enumerate(names):
             table[row, : len(self.blocks[name])] = torch.tensor(self.blocks[name], dtype=torch.int32)
-        ran.packed = self._pack(slots, starts, num_sampled, num_rejected, table)
+        ran.verified = Verified(len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed)
+        ran.packed = self._pack(ran.verified, table)
         ran.owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
-        ran.names, ran.slots, ran.starts, ran.prompts = names, slots, starts, prompts
-        ran.num_sampled, ran.num_rejected = num_sampled, num_rejected
+        ran.names, ran.prompts = names, prompts
         drafts = self._respond(ran)[: len(names)]
         for row, name in enumerate(names):
             context = self.text(name)
@@ -117,12 +117,9 @@ class World:
         self.jobs.append((set(names), slots, drafts))
         return dict(zip(names, num_sampled.tolist(), strict=True))
 
-    def _pack(
-        self, slots: torch.Tensor, starts: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor, table: torch.Tensor
-    ) -> torch.Tensor:
+    def _pack(self, verified: Verified, table: torch.Tensor) -> torch.Tensor:
         packed = integers(BUCKET, row_width(COLUMNS))
-        zeros = torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64)
-        pack(packed, len(slots), slots, starts, self.ids, num_sampled, num_rejected, self.last, self.computed, *zeros, table)
+        pack(packed, verified, torch.zeros(SLOTS), integers(SLOTS, dtype=torch.int64), table)
         return packed
 
     def remember(self, name: str, tokens: list[int]) -> None:

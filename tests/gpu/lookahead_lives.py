@@ -57,9 +57,9 @@ class LookaheadWorld(World):
         self._steps_before = self._number = 0
         self.hits = self.misses = self.discarded = self.early = 0
 
-    def _pack(self, slots, starts, num_sampled, num_rejected, table):
-        packed = super()._pack(slots, starts, num_sampled, num_rejected, table)
-        mark(packed, slots, num_rejected, self.computed, self.prefill)
+    def _pack(self, verified, table):
+        packed = super()._pack(verified, table)
+        mark(packed, verified.idx_mapping, verified.num_rejected, self.computed, self.prefill)
         return packed
 
     def _draft(self, packed: torch.Tensor) -> torch.Tensor:

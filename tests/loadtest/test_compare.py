@@ -77,6 +77,15 @@ def test_faults_in_one_message(content: str | None, flags: list[str], message: s
     assert output.count("\n") == 1
 
 
+def test_every_file_that_is_written_is_one_of_its_own(tmp_path: Path) -> None:
+    results = write(tmp_path / "a.json", "plain", 0.1)
+    before = results.read_bytes()
+    for flags in (["--html", "page", "--png", "./page"], ["--png", str(results)]):
+        code, output = compare(str(results), *flags)
+        assert (code, "--html and --png need files of their own" in output) == (2, True)
+    assert results.read_bytes() == before
+
+
 def test_what_is_missing_is_named_and_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     result = CliRunner().invoke(app, ["loadtest", "run", "--headless"])

@@ -138,8 +138,9 @@ def test_a_file_nested_too_deep_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in.parquet"
     source.write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match="is no Parquet file"):
+    with pytest.raises(ConfigError, match="is no Parquet file") as caught:
         convert("tough", [source], tmp_path / "out.jsonl")
+    assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_meant_is_refused_and_nothing_is_written_over(tmp_path: Path) -> None:
@@ -170,6 +171,8 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     assert "is not what was converted" in result.output
     with pytest.raises(ConfigError, match="cannot be read"):
         check(tmp_path / "other.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        check(Path("/"))
 
 
 def test_the_list_names_every_source() -> None:

@@ -180,9 +180,22 @@ def test_keys_and_certificates(pair: tuple[Path, Path], tmp_path: Path) -> None:
         (["--host", "somewhere"], "--host: 'somewhere' is no address"),
         (["--host", "http://127.0.0.1:9"], "--host: the server does not answer"),
         (["--prompts", "/no/such/file"], "--prompts: /no/such/file cannot be read"),
+        (["--prompts", ""], "--prompts: . cannot be read: Is a directory"),
         (["--max-tokens", "9:3"], "--max-tokens: '9:3' is not possible"),
+        (["--max-tokens", "1000000000000"], "--max-tokens: '1000000000000' is not possible"),
         (["--input-tokens", "many"], "--input-tokens: 'many' is no length"),
+        (["--input-tokens", ""], "--input-tokens: '' is no length"),
+        (["--input-tokens", "1000000000000"], "give 1 <= MIN <= MAX <= 10000000"),
         (["--stages", "5"], "--stages: '5' names no stages"),
+        (["--stages", ""], "--stages: '' names no stages"),
+        (["--stages", "0:5,0:3"], "users have to be 0 or more, and 1 or more once"),
+        (["--stages", "1:5,2:5", "--warmup", "10"], "--warmup: the test ends after 10 s, so no request would count"),
+        (["--run-time", "5", "--warmup", "6"], "--warmup: the test ends after 5 s"),
+        (["--run-time", "0"], "--run-time: 0 would be no limit"),
+        (["--users", "0"], "--users: a test needs 1 or more"),
+        (["--users=-1"], "--users: a test needs 1 or more"),
+        (["--model", ""], "--model: a name cannot be empty"),
+        (["--max-tokens", "7", "--abort-share", "0.5"], "--abort-after: no answer has 8 events with tokens, since --max-tokens is 7"),
         (["--stages", "5:10", "--run-time", "3"], "leave --run-time out"),
         (["--extra-body", '{"stream": false}'], "the load test itself sets stream"),
         (["--extra-body", "[]"], "is no JSON object"),
@@ -215,6 +228,16 @@ def test_a_flag_that_is_no_good_ends_with_code_2_and_says_why(flags: list[str], 
     assert ran.code == 2
     assert message in ran.log
     assert "Traceback" not in ran.log
+
+
+@pytest.mark.parametrize(("given", "output"), [("--prompts", "--results"), ("--api-key-file", "--samples")])
+def test_what_is_read_is_not_written_over(given: str, output: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text('{"prompt":"Why?"}\n')
+    with known_server(tmp_path) as server:
+        ran = run_load_test(server.url, tmp_path, given, str(file), output, str(file), "--run-time", "1", "--users", "1")
+    assert (ran.code, "one names a file that is read, which it would replace" in ran.log) == (2, True)
+    assert file.read_text() == '{"prompt":"Why?"}\n'
 
 
 @pytest.mark.slow

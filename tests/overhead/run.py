@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.overhead.serve import NAME
+from tests.starter import free_port
 
 # The first tokens of a stream wait for the requests that begin beside it.
 WARM_TOKENS = 20
@@ -89,8 +90,7 @@ async def load(port: int, streams: int, tokens: int, rate: float, *, chat: bool)
 @contextlib.contextmanager
 def serving(server: str, args: argparse.Namespace) -> Iterator[tuple[int, int]]:
     """Port and process id of a server on a core of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.overhead.serve", server, "--port", str(port), "--model", str(args.model)]
     command += [
         "--rate",

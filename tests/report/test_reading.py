@@ -85,6 +85,7 @@ def test_fields_that_an_older_trace_lacks_are_none(tmp_path: Path) -> None:
         (b'{"type":"request","start_us":1,"end_us":2,"gen_len":-3}\n', "line 1 of .*gen_len"),
         (b'{"type":"run","arm":"off","target":"t","load":1,"gpus":-1}\n', "line 1 of .*gpus"),
         (b'{"type":"step","start_us":1,"end_us":2}\n{"type":"stop"}\n', "line 2 of"),
+        (b'{"type":"step","start_us":1,"end_us":2,"drafts":[[1000000000000,1]]}\n', "line 1 of .*drafts"),
         (b'{"type":"step","start_us":"soon","end_us":2}\n', "line 1 of"),
         (b'{"metadata":{},"traces":[{"start_us":1}]}\n', "line 1 of .* is no bundle"),
     ],

@@ -7,6 +7,7 @@ the 64-bit seed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -63,72 +64,62 @@ def _pack_kernel(
         tl.store(out + base + 8 + column, tl.where(live, blocks, 0), mask=inside)
 
 
-def pack(
-    out: torch.Tensor,
-    num_reqs: int,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    input_ids: torch.Tensor,
-    num_sampled: torch.Tensor,
-    num_rejected: torch.Tensor,
-    last_sampled: torch.Tensor,
-    num_computed: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    table: torch.Tensor,
-) -> None:
-    """Fill the rows of `out`, int32 [bucket, HEADER + blocks], from the first `num_reqs` requests of a verified batch.
+@dataclass(frozen=True)
+class Verified:
+    """A batch that the target has verified, with the first `num_reqs` of its requests.
 
     idx_mapping: int64 [num_reqs], a request's slot. query_start_loc: int32 [num_reqs + 1]. input_ids: int32 [tokens]. num_sampled,
     num_rejected: int32 [num_reqs]. last_sampled: int64 [slots, 1]. num_computed: int32 [slots], the position of the last sampled token.
+    """
+
+    num_reqs: int
+    idx_mapping: torch.Tensor
+    query_start_loc: torch.Tensor
+    input_ids: torch.Tensor
+    num_sampled: torch.Tensor
+    num_rejected: torch.Tensor
+    last_sampled: torch.Tensor
+    num_computed: torch.Tensor
+
+
+def pack(out: torch.Tensor, batch: Verified, temperature: torch.Tensor, seeds: torch.Tensor, table: torch.Tensor) -> None:
+    """Fill the rows of `out`, int32 [bucket, HEADER + blocks], from a verified batch.
+
     temperature: float32 [slots], seeds: int64 [slots]. table: int32 [rows, blocks], in the order of the batch. A request that sampled
-    nothing, and rows from `num_reqs` on, are marked as not drafted for.
+    nothing, and rows past the batch, are marked as not drafted for.
     """
     _pack_kernel[(out.shape[0],)](
         out,
         out.view(torch.float32),
         out.view(torch.int64),
         out.stride(0),
-        idx_mapping,
-        query_start_loc,
-        input_ids,
-        num_sampled,
-        num_rejected,
-        last_sampled,
-        num_computed,
+        batch.idx_mapping,
+        batch.query_start_loc,
+        batch.input_ids,
+        batch.num_sampled,
+        batch.num_rejected,
+        batch.last_sampled,
+        batch.num_computed,
         temperature,
         seeds,
         table,
         table.stride(0),
         table.shape[1],
-        num_reqs,
+        batch.num_reqs,
         BLOCK=_BLOCK,
     )
 
 
-def pack_reference(
-    out: torch.Tensor,
-    num_reqs: int,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    input_ids: torch.Tensor,
-    num_sampled: torch.Tensor,
-    num_rejected: torch.Tensor,
-    last_sampled: torch.Tensor,
-    num_computed: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    table: torch.Tensor,
-) -> None:
+def pack_reference(out: torch.Tensor, batch: Verified, temperature: torch.Tensor, seeds: torch.Tensor, table: torch.Tensor) -> None:
     """`pack` in plain torch."""
     out.zero_()
     out[:, 2] = 1
-    out[:num_reqs, HEADER : HEADER + table.shape[1]] = table[:num_reqs]
-    rows = torch.nonzero(num_sampled[:num_reqs] > 0).flatten()
-    slots = idx_mapping[rows]
-    out[rows, 0] = input_ids[(query_start_loc[1:][rows] - num_rejected[rows] - 1).long()].to(torch.int32)
-    out[rows, 1] = last_sampled.flatten()[slots].to(torch.int32)
-    out[rows, 2] = num_computed[slots].to(torch.int32)
+    out[: batch.num_reqs, HEADER : HEADER + table.shape[1]] = table[: batch.num_reqs]
+    rows = torch.nonzero(batch.num_sampled[: batch.num_reqs] > 0).flatten()
+    slots = batch.idx_mapping[rows]
+    out[rows, 0] = batch.input_ids[(batch.query_start_loc[1:][rows] - batch.num_rejected[rows] - 1).long()].to(torch.int32)
+    out[rows, 1] = batch.last_sampled.flatten()[slots].to(torch.int32)
+    out[rows, 2] = batch.num_computed[slots].to(torch.int32)
     out[rows, 3] = 1
     out.view(torch.float32)[rows, 4] = temperature[slots]
     out.view(torch.int64)[rows, 3] = seeds[slots]

@@ -63,7 +63,7 @@ class Fed:
 
     rows: torch.Tensor
     squares: torch.Tensor
-    eps: float
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Products:
     def feed(self, stream: torch.Tensor, norm: Norm) -> Fed:
         """What a norm makes of rows [n, in] that are contiguous."""
         num_rows, width = stream.shape
-        fed = Fed(torch.empty_like(stream), stream.new_empty(1, padded(num_rows), dtype=torch.float32), norm.eps)
+        fed = Fed(torch.empty_like(stream), stream.new_empty(1, padded(num_rows), dtype=torch.float32), norm)
         feed_kernel[(num_rows,)](stream, norm.weight, fed.rows, fed.squares, width, BLOCK=triton.next_power_of_2(width))
         return fed
 
@@ -179,8 +179,8 @@ class Products:
         """As `add`, and what a norm makes of the stream then."""
         tile_rows = padded(rows.shape[0])
         blocks = triton.cdiv(stream.shape[1], self.tile(tile_rows, matrix, gated=False).outputs)
-        feeding = Fed(torch.empty_like(stream), stream.new_empty(blocks, tile_rows, dtype=torch.float32), norm.eps)
-        self._launch(rows, matrix, workspace, stream, norm=norm, feeding=feeding, added=True)
+        feeding = Fed(torch.empty_like(stream), stream.new_empty(blocks, tile_rows, dtype=torch.float32), norm)
+        self._launch(rows, matrix, workspace, stream, feeding=feeding, added=True)
         return feeding
 
     def _launch(
@@ -191,7 +191,6 @@ class Products:
         output: torch.Tensor,
         *,
         fed: Fed | None = None,
-        norm: Norm | None = None,
         feeding: Fed | None = None,
         gated: bool = False,
         added: bool = False,
@@ -208,7 +207,7 @@ class Products:
             rows if matrix.bias is None else matrix.bias,
             rows if fed is None else fed.squares,
             output,
-            rows if norm is None else norm.weight,
+            rows if feeding is None else feeding.norm.weight,
             rows if feeding is None else feeding.rows,
             rows if feeding is None else feeding.squares,
             workspace.sums,
@@ -218,7 +217,7 @@ class Products:
             width_out,
             rows.stride(0),
             1 if fed is None else fed.squares.shape[0],
-            1.0 if fed is None else fed.eps,
+            1.0 if fed is None else fed.norm.eps,
             ROWS=tile_rows,
             OUTPUTS=cut.outputs,
             SLICES=cut.slices,

@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from minedraft_core.types import DrafterRecord
 from minedraft_core.vllm.gpu.engine import RING, DraftEngine, Prompt, Shape
 from minedraft_core.vllm.gpu.jobs import DraftJob, PendingJobs
-from minedraft_core.vllm.gpu.kernels import pack
+from minedraft_core.vllm.gpu.kernels import Verified, pack
 from minedraft_core.vllm.gpu.timing import JobTicket
 
 logger = init_logger(__name__)
@@ -212,9 +212,11 @@ class PipelineSpeculator(BaseSpeculator):
 
     def _pack(self, rows: torch.Tensor, outcome: Outcome, temperature: torch.Tensor, seeds: torch.Tensor) -> None:
         assert self._table is not None
+        pack(rows, self._verified(outcome), temperature, seeds, self._table)
+
+    def _verified(self, outcome: Outcome) -> Verified:
         batch = outcome.batch
-        pack(
-            rows,
+        return Verified(
             batch.num_reqs,
             batch.idx_mapping,
             batch.query_start_loc,
@@ -223,9 +225,6 @@ class PipelineSpeculator(BaseSpeculator):
             outcome.num_rejected,
             outcome.last_sampled,
             self._states.num_computed_tokens.gpu,
-            temperature,
-            seeds,
-            self._table,
         )
 
     def _carry(self, job: DraftJob, outcome: Outcome) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +16,7 @@ from minedraft_core.bench.prompts import read_prompts
 from minedraft_core.vllm.args import draft_model_speculation, runs_on_cpu
 from tests.gpu.check.basics import CPU, FAST, TIE, pipeline
 from tests.gpu.check.findings import attempt, figure, say
+from tests.starter import started
 
 PROMPTS, TOKENS, START_SECONDS, END_SECONDS = 16, 64, 300.0, 30.0
 GPU = "minedraft_core.vllm.gpu"
@@ -55,37 +52,13 @@ def stage_serve(arguments) -> None:
 @contextmanager
 def _serving(name: str, command: tuple[str, ...]):
     """The address of a server that answers, ended with SIGTERM."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    address, began = f"http://127.0.0.1:{port}", time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        try:
-            while not _answers(address):
-                if process.poll() is not None or time.monotonic() - began > START_SECONDS:
-                    raise RuntimeError(f"did not start: {log.read_text()[-1500:]}")
-                time.sleep(0.5)
-            say(None, f"{name}: started in {time.monotonic() - began:.0f} s")
-            yield address
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(END_SECONDS)
-            say(code in (0, -signal.SIGTERM), f"{name}: ended with {code} when told to")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{address}/health", timeout=2) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, started(command, Path(folder) / "log", START_SECONDS) as (address, process):
+        say(None, f"{name}: started in {time.monotonic() - began:.0f} s")
+        yield address
+        process.terminate()
+        code = process.wait(END_SECONDS)
+        say(code in (0, -signal.SIGTERM), f"{name}: ended with {code} when told to")
 
 
 def _ask(address: str, body: dict):

@@ -194,7 +194,7 @@ def _multiply(shaped: Shaped, products: Products) -> None:
         products.add(rows, matrix, workspace, stream)
         products.add_feeding(rows, matrix, workspace, stream, norm)
     elif shaped.fed:
-        fed = Fed(rows, rows.new_zeros(1, shaped.rows, dtype=torch.float32), 1e-6)
+        fed = Fed(rows, rows.new_zeros(1, shaped.rows, dtype=torch.float32), Norm(rows.new_zeros(shaped.depth), 1e-6))
         products.multiply(fed, matrix, workspace, gated=shaped.gated)
     else:
         products.multiply(rows, matrix, workspace)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minedraft_core.vllm.gpu.kernels import slot_at, slots_of
+from minedraft_core.vllm.gpu.kernels import Verified, slot_at, slots_of
 
 _BLOCK = 1024
 _COUNT = 5
@@ -85,38 +85,25 @@ def _carry_kernel(
     tl.store(hidden + program.to(tl.int64) * hidden_stride + first + column, taken, mask=inside)
 
 
-def carry(
-    rows: torch.Tensor,
-    column: int,
-    hidden: torch.Tensor,
-    sources: Sequence[torch.Tensor],
-    num_reqs: int,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    input_ids: torch.Tensor,
-    num_sampled: torch.Tensor,
-    num_rejected: torch.Tensor,
-    last_sampled: torch.Tensor,
-    num_computed: torch.Tensor,
-) -> None:
+def carry(rows: torch.Tensor, column: int, hidden: torch.Tensor, sources: Sequence[torch.Tensor], batch: Verified) -> None:
     """Complete the packed `rows`, int32 [bucket, columns], from `column` on, and fill `hidden` [bucket, k + 1, width].
 
-    sources: the target's hidden states, each [tokens, part]; their parts side by side are the width. Everything else as in `kernels.pack`.
-    A request that sampled nothing, and rows from `num_reqs` on, get zeros.
+    sources: the target's hidden states, each [tokens, part]; their parts side by side are the width. A request that sampled nothing, and
+    rows past the batch, get zeros.
     """
     bucket, length, _ = hidden.shape
     _shift_kernel[(bucket,)](
         rows,
         rows.stride(0),
         column,
-        idx_mapping,
-        query_start_loc,
-        input_ids,
-        num_sampled,
-        num_rejected,
-        last_sampled,
-        num_computed,
-        num_reqs,
+        batch.idx_mapping,
+        batch.query_start_loc,
+        batch.input_ids,
+        batch.num_sampled,
+        batch.num_rejected,
+        batch.last_sampled,
+        batch.num_computed,
+        batch.num_reqs,
         LENGTH=length,
         PADDED=triton.next_power_of_2(length),
     )
@@ -132,43 +119,30 @@ def carry(
             part,
             rows,
             rows.stride(0),
-            query_start_loc,
-            num_rejected,
-            num_reqs,
+            batch.query_start_loc,
+            batch.num_rejected,
+            batch.num_reqs,
             LENGTH=length,
             BLOCK=_BLOCK,
         )
         first += part
 
 
-def carry_reference(
-    rows: torch.Tensor,
-    column: int,
-    hidden: torch.Tensor,
-    sources: Sequence[torch.Tensor],
-    num_reqs: int,
-    idx_mapping: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    input_ids: torch.Tensor,
-    num_sampled: torch.Tensor,
-    num_rejected: torch.Tensor,
-    last_sampled: torch.Tensor,
-    num_computed: torch.Tensor,
-) -> None:
+def carry_reference(rows: torch.Tensor, column: int, hidden: torch.Tensor, sources: Sequence[torch.Tensor], batch: Verified) -> None:
     """`carry` in plain torch."""
     length = hidden.shape[1]
     hidden.zero_()
     rows[:, column : column + length] = 0
     rows[:, 2], rows[:, _COUNT] = 0, 0
-    for row in range(num_reqs):
-        if not num_sampled[row]:
+    for row in range(batch.num_reqs):
+        if not batch.num_sampled[row]:
             continue
-        slot = idx_mapping[row]
-        end = int(query_start_loc[row + 1] - num_rejected[row])
-        count = min(end - int(query_start_loc[row]), length)
-        rows[row, column + length - count : column + length - 1] = input_ids[end - count + 1 : end].to(torch.int32)
-        rows[row, column + length - 1] = last_sampled.flatten()[slot].to(torch.int32)
-        rows[row, 2], rows[row, _COUNT] = num_computed[slot] - 1, count
+        slot = batch.idx_mapping[row]
+        end = int(batch.query_start_loc[row + 1] - batch.num_rejected[row])
+        count = min(end - int(batch.query_start_loc[row]), length)
+        rows[row, column + length - count : column + length - 1] = batch.input_ids[end - count + 1 : end].to(torch.int32)
+        rows[row, column + length - 1] = batch.last_sampled.flatten()[slot].to(torch.int32)
+        rows[row, 2], rows[row, _COUNT] = batch.num_computed[slot] - 1, count
         hidden[row, length - count :] = torch.cat([source[end - count : end] for source in sources], dim=1)
 
 
@@ -286,7 +260,7 @@ def shifted(
     """What a head reads in a batch with prompts in it: of every row that was kept, the token after it. int32 [tokens].
 
     After the last row of a request comes the token that was sampled, after a prompt's chunk the prompt's next one. next_prefill: int32
-    [1, slots]. Shapes else as in `kernels.pack`, without padding. Nothing waits for the device.
+    [1, slots]. Shapes else as in `kernels.Verified`, without padding. Nothing waits for the device.
     """
     ids = input_ids.roll(-1)
     following = torch.where(num_sampled > 0, last_sampled.flatten()[idx_mapping].to(ids.dtype), next_prefill[0, idx_mapping].to(ids.dtype))

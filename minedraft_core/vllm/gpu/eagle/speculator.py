@@ -18,21 +18,8 @@ class EagleSpeculator(PipelineSpeculator):
 
     def _carry(self, job: DraftJob, outcome: Outcome) -> None:
         assert self._engine is not None
-        batch = outcome.batch
-        carry(
-            self._engine.rows(job.slot, job.num_reqs),
-            self._engine.column,
-            self._engine.carried(job.slot, job.num_reqs),
-            outcome.hidden,
-            batch.num_reqs,
-            batch.idx_mapping,
-            batch.query_start_loc,
-            batch.input_ids,
-            outcome.num_sampled,
-            outcome.num_rejected,
-            outcome.last_sampled,
-            self._states.num_computed_tokens.gpu,
-        )
+        rows, carried = self._engine.rows(job.slot, job.num_reqs), self._engine.carried(job.slot, job.num_reqs)
+        carry(rows, self._engine.column, carried, outcome.hidden, self._verified(outcome))
 
     def _prompt(self, outcome: Outcome) -> Prompt:
         plain, batch = super()._prompt(outcome), outcome.batch
