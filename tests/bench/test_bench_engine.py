@@ -15,6 +15,7 @@ from minedraft_core.embedded import prepare
 
 SMALL = "--max-tokens 24 --repeats 1 --warmup 0 --max-model-len 512 --max-num-seqs 32 --enforce-eager --kv-cache-memory-bytes 1G"
 RUNNER = CliRunner()
+PER_BATCH_SIZE = "--num-speculative-tokens-per-batch-size"
 
 
 @pytest.mark.engine
@@ -69,6 +70,17 @@ def test_parallel_and_lookahead_beside_off_on_a_replay(tmp_path: Path) -> None:
         (["--speculative-config", "{}"], "--speculative-config is set by MineDraft"),
         (["--json", "/nowhere/rows.json"], "/nowhere/rows.json"),
         (["--json", "/"], "Is a directory"),
+        *[
+            (["--modes", "sequential-by-batch", PER_BATCH_SIZE, rows], f"error: {PER_BATCH_SIZE}{message}")
+            for rows, message in (
+                ("[[1,8", " is not valid JSON"),
+                ("[" * 100_000, " is not valid JSON: it is nested too deeply"),
+                (f"[[1, {'9' * 5_000}, 2]]", " is not valid JSON"),
+                ("[[1, 8]]", ": 'num_speculative_tokens_per_batch_size' cannot have the row [1, 8]"),
+                ("[[1, 8, 5]]", ": 'num_speculative_tokens_per_batch_size' asks for 5 tokens"),
+                ("null", " is for modes that end in -by-batch"),
+            )
+        ],
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, options: list[str], message: str) -> None:
