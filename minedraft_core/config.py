@@ -27,6 +27,14 @@ BatchSizes = Annotated[
 """Smallest and largest batch, and its draft tokens a request."""
 
 
+def read_json(text: str) -> Any:
+    """What the text of a setting holds. Raises ValueError where it is not JSON, or more than Python reads."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 class MineDraftConfig(BaseModel):
     """The keys of `--speculative-config`.
 
@@ -145,33 +153,37 @@ class MineDraftConfig(BaseModel):
             )
 
     @classmethod
-    def parse(cls, source: str | dict[str, Any] | None) -> Self:
+    def parse(cls, source: str | dict[str, Any] | None, setting: str = "--speculative-config") -> Self:
         """Read the keys from a JSON object or a mapping; None gives the defaults.
 
-        Raises ConfigError with one line per fault, each with key, value and what is allowed.
+        Raises ConfigError with one line per key at fault, each with `setting`, key, value and what is allowed.
         """
         if source is None:
             return cls()
         if isinstance(source, str):
             try:
-                source = json.loads(source)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"--speculative-config is not valid JSON: {error}; give an object such as {_EXAMPLE}") from error
+                source = read_json(source)
+            except ValueError as error:
+                raise ConfigError(f"{setting} is not valid JSON: {error}; give an object such as {_EXAMPLE}") from error
         if not isinstance(source, dict):
-            raise ConfigError(f"--speculative-config must be a JSON object, not {json.dumps(source)}; for example {_EXAMPLE}")
+            raise ConfigError(f"{setting} must be a JSON object, not {json.dumps(source)}; for example {_EXAMPLE}")
         try:
             return cls.model_validate(source)
         except ValidationError as error:
-            raise ConfigError("\n".join(cls._explain(fault) for fault in error.errors())) from None
+            # Of a list, each item at fault has its own error, and the list has one where no item is left.
+            first = {fault["loc"][:1]: fault for fault in reversed(error.errors())}
+            lines = [f"{setting}: {cls._explain(fault, source)}" for fault in reversed(first.values())]
+            raise ConfigError("\n".join(lines)) from None
 
     @classmethod
-    def _explain(cls, fault: Any) -> str:
+    def _explain(cls, fault: Any, source: dict[str, Any]) -> str:
         if not fault["loc"]:
-            return f"--speculative-config: {fault['ctx']['error']}"
-        key = str(fault["loc"][0])
+            return str(fault["ctx"]["error"])
+        key, *place = fault["loc"]
         if fault["type"] == "extra_forbidden":
-            return f"--speculative-config: unknown key {key!r} (value {fault['input']!r}); allowed keys: {', '.join(cls.model_fields)}"
-        return f"--speculative-config: {key!r} cannot be {fault['input']!r}; allowed: {cls.model_fields[key].description}"
+            return f"unknown key {key!r} (value {fault['input']!r}); allowed keys: {', '.join(cls.model_fields)}"
+        wrong = f"have the row {source[key][place[0]]!r}" if place else f"be {fault['input']!r}"
+        return f"{key!r} cannot {wrong}; allowed: {cls.model_fields[key].description}"
 
 
 _EXAMPLE = '{"model": "path/to/draft", "num_speculative_tokens": 4, "is_parallel": true}'

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from minedraft_core.config import DrafterConfig, MineDraftConfig
+from minedraft_core.config import DrafterConfig, MineDraftConfig, read_json
 from minedraft_core.cores import parse_cores
 from minedraft_core.gpus import FreeGpus
 
@@ -19,7 +19,7 @@ ENV_PREFIX = "MINEDRAFT_"
 
 def _as_list(value: Any) -> Any:
     if isinstance(value, str):
-        return json.loads(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
+        return read_json(value) if value.startswith("[") else [part.strip() for part in value.split(",") if part.strip()]
     return value
 
 
@@ -35,7 +35,7 @@ def _as_speculative(value: Any) -> Any:
 
 
 def _as_object(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
+    return read_json(value) if isinstance(value, str) else value
 
 
 def _usable_key(key: SecretStr) -> SecretStr:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shlex
 import sys
@@ -20,7 +19,7 @@ from minedraft_core.bench.plan import Arm, Plan, arms_of, check, gpu_arms_of, na
 from minedraft_core.bench.prompts import SHIPPED, read_prompts
 from minedraft_core.bench.report import DEFINITIONS, BenchmarkFile, Row, rows_of, show, table, versions
 from minedraft_core.bench.runner import Engine, Found, run_benchmark
-from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig
+from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig, read_json
 from minedraft_core.cores import NO_CORES, Cores
 from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
@@ -231,12 +230,13 @@ def _models(model: str | None, draft: str | None) -> tuple[str, str | None]:
 def _per_batch_size(text: str | None, most: int) -> tuple[tuple[int, int, int], ...] | None:
     if text is None:
         return None
+    setting = "--num-speculative-tokens-per-batch-size"
     try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"--num-speculative-tokens-per-batch-size is not valid JSON: {error}") from None
+        rows = read_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{setting} is not valid JSON: {error}; give rows such as [[1, 8, 4], [9, 64, 1]]") from None
     keys = {"num_speculative_tokens": most, "num_speculative_tokens_per_batch_size": rows}
-    return MineDraftConfig.parse(keys).num_speculative_tokens_per_batch_size
+    return MineDraftConfig.parse(keys, setting).num_speculative_tokens_per_batch_size
 
 
 def _listed(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from minedraft_core.embedded import prepare
 
 SMALL = "--max-tokens 24 --repeats 1 --warmup 0 --max-model-len 512 --max-num-seqs 32 --enforce-eager --kv-cache-memory-bytes 1G"
 RUNNER = CliRunner()
+PER_BATCH_SIZE = "--num-speculative-tokens-per-batch-size"
 
 
 @pytest.mark.engine
@@ -76,6 +77,17 @@ def test_parallel_and_lookahead_beside_off_on_a_replay(tmp_path: Path) -> None:
         (["--prompt-tokens", "9", "--prompts", "prompts.jsonl"], "--prompt-tokens makes the prompts: leave --prompts out"),
         (["--prompt-tokens", "2000"], "--max-model-len: 2048 tokens do not hold a prompt of 2000 and --max-tokens 64"),
         (["--max-tokens", "2048"], "--max-model-len: 2048 tokens do not hold a prompt of 1 and --max-tokens 2048"),
+        *[
+            (["--modes", "sequential-by-batch", PER_BATCH_SIZE, rows], f"error: {PER_BATCH_SIZE}{message}")
+            for rows, message in (
+                ("[[1,8", " is not valid JSON"),
+                ("[" * 100_000, " is not valid JSON: it is nested too deeply"),
+                (f"[[1, {'9' * 5_000}, 2]]", " is not valid JSON"),
+                ("[[1, 8]]", ": 'num_speculative_tokens_per_batch_size' cannot have the row [1, 8]"),
+                ("[[1, 8, 5]]", ": 'num_speculative_tokens_per_batch_size' asks for 5 tokens"),
+                ("null", " is for modes that end in -by-batch"),
+            )
+        ],
     ],
 )
 def test_what_cannot_be_done_is_refused_before_an_engine_starts(tmp_path: Path, options: list[str], message: str) -> None:

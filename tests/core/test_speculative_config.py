@@ -266,8 +266,31 @@ def test_impossible_drafter_settings_are_refused(keys):
 @pytest.mark.parametrize("row", [[0, 8, 1], [1, 8, 0], [1, 8], [1, 8, 1, 1], [1, 8, 1.5], [1, 8, "1"], [1, True, 1], [1, 8, None], 7])
 def test_a_row_of_batch_sizes_that_cannot_be_is_refused(row):
     keys = {"model": "d", "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 8, 4], row]}
-    with pytest.raises(ConfigError, match="--speculative-config: 'num_speculative_tokens_per_batch_size' cannot be"):
+    with pytest.raises(ConfigError) as refused:
         MineDraftConfig.parse(keys)
+    begin = f"--speculative-config: 'num_speculative_tokens_per_batch_size' cannot have the row {row!r}; allowed: rows [smallest"
+    assert str(refused.value).startswith(begin)
+
+
+@pytest.mark.parametrize("rows", [[[1, 8]], [[1, 8, 0]], [["1", "8", "2"]], [1, 8, 2], [[]], [[1, 1, 0], [2, 2, 0], [3, 3, 0]]])
+def test_many_faults_of_one_key_are_one_line(rows):
+    keys = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": rows}
+    with pytest.raises(ConfigError) as refused:
+        MineDraftConfig.parse(keys)
+    assert str(refused.value).count("allowed:") == 1
+
+
+def test_every_key_at_fault_has_its_line():
+    with pytest.raises(ConfigError) as refused:
+        MineDraftConfig.parse({"num_speculative_tokens": "4", "num_speculative_tokens_per_batch_size": [[1, 8]], "depth": 3})
+    lines = str(refused.value).splitlines()
+    assert [line.split("'")[1] for line in lines] == ["num_speculative_tokens", "num_speculative_tokens_per_batch_size", "depth"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"num_speculative_tokens": ' + "9" * 5_000 + "}"])
+def test_json_that_python_does_not_read_is_refused(text):
+    with pytest.raises(ConfigError, match="--speculative-config is not valid JSON"):
+        MineDraftConfig.parse(text)
 
 
 def test_rows_of_batch_sizes_travel_as_json():

@@ -11,7 +11,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from minedraft_core.control import ModeOrder
 from minedraft_core.embedded import prepare
-from minedraft_core.types import LookaheadRecord, Mode, StepRecord
+from minedraft_core.types import DRAFT_LIMIT, LookaheadRecord, Mode, StepRecord
 from tests.engine.harness import Engine, Job, engine, greedy
 from tests.engine.workload import LONG_TOKENS, TOKENS, Results, prompts, run_workload
 
@@ -95,6 +95,15 @@ def test_larger_batches_get_fewer_drafts_and_every_request_the_same(mode: str, b
         if len(step.drafts) == 1 or len(step.drafts) > 6:
             lengths[len(step.drafts) == 1].update(drafted for drafted, _ in step.drafts)
     assert [lengths[small].most_common(1)[0][0] for small in (True, False)] == [4, 1]
+
+
+def test_requests_without_drafts_make_a_batch_larger(by_batch: Engine, reference: Results) -> None:
+    begin = by_batch.switch("sequential")
+    plain, drafted = greedy(TOKENS, extra_args={DRAFT_LIMIT: 0}), greedy(TOKENS)
+    outputs = by_batch.generate([Job(text, drafted if index < 2 else plain) for index, text in enumerate(prompts()[:9])], concurrency=9)
+    assert [list(output.outputs[0].token_ids) for output in outputs if output] == reference.plain[:9]
+    large = [step for step in steps_of(by_batch, begin) if step.batched_requests > 6 and not step.is_prompt_run]
+    assert Counter(length for step in large for length, _ in step.drafts).most_common(1)[0][0] == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.4, marks=pytest.mark.slow)])

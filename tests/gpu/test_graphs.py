@@ -25,14 +25,23 @@ def no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(
-    mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, *, varlen: bool = False, loras: list[int] | None = None
+    mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE,
+    *,
+    varlen: bool = False,
+    loras: list[int] | None = None,
+    own_lengths: list[tuple[int, int, int]] | None = None,
 ) -> ModelCudaGraphManager:
+    """vLLM's graphs; `own_lengths`: its own draft lengths by batch size."""
+    speculative = SimpleNamespace(
+        uses_dynamic_speculative_decoding=lambda: own_lengths is not None, num_speculative_tokens_per_batch_size=own_lengths
+    )
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=MAX_REQUESTS),
         compilation_config=SimpleNamespace(cudagraph_capture_sizes=list(SIZES), max_cudagraph_capture_size=max(SIZES)),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
-        speculative_config=None,
+        speculative_config=speculative,
+        num_speculative_tokens=K,
     )
     return ModelCudaGraphManager(config, "cpu", mode, K + 1, loras, varlen)
 
@@ -71,6 +80,13 @@ def test_every_graph_is_captured_once_the_largest_first() -> None:
     assert {shape.num_active_loras for shape in captured if shape.uniform_token_count == 1} == {0, 2}
 
 
+def test_lengths_that_vllm_captures_itself_are_not_captured_again() -> None:
+    rows = [(1, 2, K), (3, 4, 2), (5, MAX_REQUESTS, 0)]
+    captured = DecodeGraphs(made(own_lengths=rows), {1, 4, K + 1})._capture_descs[CUDAGraphMode.FULL]
+    assert len(set(captured)) == len(captured)
+    assert {shape.uniform_token_count for shape in captured} == {1, 3, 4, K + 1}
+
+
 def test_passes_with_adapters_have_graphs_of_their_own() -> None:
     manager = DecodeGraphs(made(loras=[0, 2]), [1])
     assert graph(manager, 5, 1, 5, loras=1) == BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 8, 1, num_active_loras=2)
@@ -100,3 +116,9 @@ def test_there_are_graphs_for_the_lengths_that_can_come(address: str | None, row
     speculative = MineDraftConfig(model="d", num_speculative_tokens=K, num_speculative_tokens_per_batch_size=rows)
     runner: Any = SimpleNamespace(_config=PipelineConfig(speculative=speculative, control_address=address), decode_query_len=K + 1)
     assert MineDraftModelRunner._query_lens(runner) == lengths
+
+
+def test_long_drafts_have_graphs_for_the_lengths_that_orders_often_name() -> None:
+    speculative = MineDraftConfig(model="d", num_speculative_tokens=64, num_speculative_tokens_per_batch_size=((1, 8, 64), (9, 64, 20)))
+    runner: Any = SimpleNamespace(_config=PipelineConfig(speculative=speculative, control_address="ipc://orders"), decode_query_len=65)
+    assert MineDraftModelRunner._query_lens(runner) == {*range(1, 10), 21, 65}

@@ -155,10 +155,13 @@ class MineDraftScheduler(CadenceMixin, Scheduler):
             if (request := self.requests.get(request_id)) is not None and (limit := self._draft_limit(request)) > 0
         }
         for side in (Side.A, Side.B) if self.due is Side.B else (Side.B, Side.A):
-            members = [request_id for request_id in self.cadence.members(side) if request_id in limits]
-            width = self._choice.width(self.num_drafts, len(members))
+            # The batch is the side, whose pass verifies also those that are not drafted for now.
+            batch = self.cadence.members(side)
+            width = self._choice.width(self.num_drafts, len(batch))
             self._drafting.order(
-                {request_id: self._context(request_id, limits[request_id]) for request_id in members}, width, self.cadence.ahead(width)
+                {request_id: self._context(request_id, limits[request_id]) for request_id in batch if request_id in limits},
+                width,
+                self.cadence.ahead(width),
             )
 
     def _context(self, request_id: str, limit: int) -> Context:

@@ -41,7 +41,8 @@ class DecodeGraphs(ModelCudaGraphManager):
         )
         whole = self.cudagraph_mode.separate_routine() and self.cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         if whole and not self.varlen_decode:
-            for query_len in set(query_lens) - {self.decode_query_len}:
+            present = {shape.uniform_token_count for shape in self._capture_descs.get(CUDAGraphMode.FULL, ())}
+            for query_len in set(query_lens) - present:
                 self._add(query_len)
 
     def _add(self, query_len: int) -> None:

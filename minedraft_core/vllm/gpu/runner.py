@@ -35,6 +35,8 @@ from minedraft_core.vllm.gpu.timing import DeviceTimer, JobTicket, PassTicket, P
 
 # What the drafter needs beside weights and KV: activations of a prompt chunk, graphs, FlashAttention's partial results.
 _DRAFTER_RESERVE = 3 << 29
+# Drafts a step up to which an order of k has graphs of its own: each length takes seconds of the start.
+_MOST_ORDERED = 8
 
 
 def _announce(line: str) -> None:
@@ -243,12 +245,13 @@ class MineDraftModelRunner(GPUModelRunner):
             self._stamps.log.stamp(index)
 
     def _query_lens(self) -> set[int]:
-        """Tokens a request of decode passes: one without drafts, up to k + 1 where orders can change k, and what each batch size gets."""
+        """Tokens a request of decode passes: one without drafts, what each batch size gets, and a few where orders can change k."""
         most: int = self.decode_query_len
-        if self._config.control_address is not None:
-            return set(range(1, most + 1))
         rows = self._config.speculative.num_speculative_tokens_per_batch_size or ()
-        return {1, most, *(tokens + 1 for _, _, tokens in rows)}
+        lengths = {1, most, *(tokens + 1 for _, _, tokens in rows)}
+        if self._config.control_address is not None:
+            lengths |= set(range(1, min(most, _MOST_ORDERED + 1) + 1))
+        return lengths
 
     def _full_attention_group(self, config: KVCacheConfig) -> int:
         for index, group in enumerate(config.kv_cache_groups):
