@@ -59,7 +59,7 @@ class MineDraftConfig(BaseModel):
     num_speculative_tokens_per_batch_size: Annotated[tuple[BatchSizes, ...], Strict(strict=False), Field(min_length=1)] | None = Field(
         default=None,
         description="rows [smallest, largest, tokens] of batch sizes: draft tokens by how many requests a pass has, 1 to "
-        "`num_speculative_tokens`, such as [[1, 16, 4], [17, 64, 2], [65, 256, 1]]; what no row names follows the row before",
+        "`num_speculative_tokens`, such as [[1, 16, 4], [17, 64, 3], [65, 256, 1]]; what no row names follows the row before",
     )
     is_parallel: bool = Field(default=False, description="true: two sides, drafting hidden behind verification")
     force_pearl: bool = Field(default=False, description="true: with `is_parallel`, lookahead (PEARL) in place of two sides")

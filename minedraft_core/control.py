@@ -25,7 +25,7 @@ class ModeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The mode and the number of draft tokens a step that should be in force from the next step on."""
 
     mode: Mode
-    num_speculative_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    num_speculative_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
 
 
 class ModeAnswer(msgspec.Struct, frozen=True):

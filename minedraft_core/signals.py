@@ -1,4 +1,4 @@
-"""The signal that asks a process to end."""
+"""Signals that ask a process to end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import signal
 from typing import NoReturn
 
 
-def end_on_sigterm() -> None:
-    """Let SIGTERM unwind the process, so that its engine ends with it."""
+def end_on(*numbers: signal.Signals) -> None:
+    """Let these signals unwind the process, so that its engine ends with it."""
 
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(128 + signal.SIGTERM)
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)
+    for number in numbers:
+        signal.signal(number, end)

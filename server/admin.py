@@ -21,7 +21,7 @@ _SCHEMA = {
         "mode": {"type": "string", "enum": [mode.value for mode in Mode]},
         "num_speculative_tokens": {"type": "integer", "minimum": 0},
     },
-    "required": ["mode", "num_speculative_tokens"],
+    "required": ["mode"],
     "additionalProperties": False,
 }
 _BODY = {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from minedraft_core.embedded import faults, locate, prepare
 from minedraft_core.errors import errors_in_one_line
 from minedraft_core.experiments.cli import experiment
 from minedraft_core.report.cli import trace_app
+from minedraft_core.signals import end_on
 
 app = typer.Typer(
     name="minedraft",
@@ -71,6 +73,8 @@ def serve(context: typer.Context) -> None:
         from server.logs import configure_logging
 
         configure_logging(settings)
+        # vLLM takes seconds to import, and asyncio would hear SIGINT only once the engine has loaded.
+        end_on(signal.SIGINT, signal.SIGTERM)
         from server.launch import run
 
         code = asyncio.run(run(settings, engine_arguments))

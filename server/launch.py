@@ -25,7 +25,6 @@ from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.feed import FeedMessage, FeedReader, FeedWriter
 from minedraft_core.gpus import take_gpus
 from minedraft_core.metrics import PipelineMetrics, ServiceLevels
-from minedraft_core.signals import end_on_sigterm
 from minedraft_core.trace import TraceWriter
 from minedraft_core.types import Mode
 from minedraft_core.vllm.args import engine_parser, runs_on_cpu, start_engine, with_pipeline
@@ -55,7 +54,6 @@ async def run(settings: Settings, engine_arguments: Sequence[str]) -> int:
 
     Raises ConfigError, or OSError where the address is taken, before anything is loaded.
     """
-    end_on_sigterm()
     # Each connection takes a file descriptor, and many systems grant 1024 unless asked for more.
     set_ulimit()
     with ExitStack() as stack:
@@ -196,6 +194,7 @@ def _announce(settings: Settings, config: PipelineConfig) -> None:
     names = settings.served_model_name or (str(settings.model),)
     fields = {
         "num_speculative_tokens": config.speculative.num_speculative_tokens,
+        "num_speculative_tokens_per_batch_size": config.speculative.num_speculative_tokens_per_batch_size,
         "target_cores": config.target_cores or None,
         "drafter_cores": config.drafter.cores or None,
     }

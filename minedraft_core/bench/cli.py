@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from minedraft_core.config import ConfigError, MineDraftConfig, PipelineConfig, 
 from minedraft_core.cores import NO_CORES, Cores
 from minedraft_core.embedded import CPU_DEFAULTS, KV_CACHE_BYTES, prepare
 from minedraft_core.errors import errors_in_one_line
-from minedraft_core.signals import end_on_sigterm
+from minedraft_core.signals import end_on
 from minedraft_core.vllm.logs import quieten
 
 _ENGINE_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -139,7 +140,7 @@ def bench_engine(
 def _measure(
     plan: Plan, texts: Sequence[str], engine_flags: Sequence[str], defaults: Mapping[str, Any], console: Console, json_file: Path | None
 ) -> list[Row]:
-    end_on_sigterm()
+    end_on(signal.SIGTERM)
     quiet_engine()
     # vLLM takes seconds to import.
     from minedraft_core.vllm.bench import bench_engine as start_engine
@@ -162,7 +163,9 @@ def _measure(
             _write(json_file, device_name(), rows(found))
 
     with tempfile.TemporaryDirectory(prefix="minedraft-bench-") as folder, console.status("") as status:
-        return rows(run_benchmark(plan, texts, start, Path(folder, "recordings.json"), status.update, keep))
+        # What is not a terminal shows no status.
+        say = status.update if console.is_terminal else console.print
+        return rows(run_benchmark(plan, texts, start, Path(folder, "recordings.json"), say, keep))
 
 
 def _write(path: Path, device: str, rows: list[Row]) -> None:

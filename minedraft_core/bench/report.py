@@ -280,7 +280,7 @@ def _caption(plan: Plan) -> str:
         )
     if plan.per_batch_size is not None:
         rows = ", ".join(f"{tokens} from {smallest} on" for smallest, _, tokens in plan.per_batch_size)
-        lines.append(f"Modes by batch draft as many tokens as a pass has requests for: {rows}.")
+        lines.append(f"Tokens that modes by batch draft, by the number of requests in a pass: {rows}.")
     if plan.acceptance_length is not None:
         lines.append(f"Acceptance: synthetic, mean length {plan.acceptance_length:g}, whatever is drafted.")
     if plan.acceptance is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from minedraft_core.gpus import FreeGpus, take_gpus
 from minedraft_core.report.arms import measured
 from minedraft_core.report.cli import check_extra, make_report, show
 from minedraft_core.report.reading import read_traces
-from minedraft_core.signals import end_on_sigterm
+from minedraft_core.signals import end_on
 
 _NOTHING_RAN = 1
 _SEVERAL: Mapping[str, tuple[ModeName, ...]] = {"run-all": (), "run-parallel": ("parallel",), "run-sequential": ("sequential",)}
@@ -115,7 +116,7 @@ def _run_all(chosen: Sequence[Experiment], asked: Asked, free_gpus: FreeGpus | N
         check_extra()
     if free_gpus is not None:
         take_gpus(free_gpus, os.environ, lambda line: console.print(line, highlight=False))
-    end_on_sigterm()
+    end_on(signal.SIGTERM)
     ran = []
     for one in chosen:
         # A session under the profiler is a child of the run that holds the folder.

@@ -115,8 +115,7 @@ def _arm(header: RunHeader) -> tuple[object, ...]:
 
 
 def _guess(part: _Part) -> RunHeader:
-    """A head for a trace that a server wrote: its modes, and the most requests that a pass held."""
+    """A head for a trace that a server wrote: its modes, and the most requests that a pass held, over both sides where there are two."""
     modes = list(dict.fromkeys(step.mode for step in part.steps if step.mode))
-    most = max((step.batched_requests or 0 for step in part.steps), default=0)
-    sides = 2 if any(step.is_parallelised for step in part.steps) else 1
-    return RunHeader(arm="+".join(modes) or _UNKNOWN, target=_UNKNOWN, load=most * sides)
+    most = max(((step.batched_requests or 0) * (2 if step.is_parallelised else 1) for step in part.steps), default=0)
+    return RunHeader(arm="+".join(modes) or _UNKNOWN, target=_UNKNOWN, load=most)

@@ -33,6 +33,9 @@ async def test_the_mode_changes(start: Start, control: tuple[ControlServer, Cont
     answer = await client.post("/admin/mode", json={"mode": "sequential", "num_speculative_tokens": 2}, headers=KEY)
     assert (answer.status_code, answer.json()) == (200, {"mode": "sequential", "num_speculative_tokens": 2})
     assert control[0].take() == ModeOrder(Mode.SEQUENTIAL, 2)
+    answer = await client.post("/admin/mode", json={"mode": "off"}, headers=KEY)
+    assert (answer.status_code, answer.json()) == (200, {"mode": "off", "num_speculative_tokens": 0})
+    assert control[0].take() == ModeOrder(Mode.OFF, 0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +43,8 @@ async def test_the_mode_changes(start: Start, control: tuple[ControlServer, Cont
     [
         ({"mode": "sequential", "num_speculative_tokens": 9}, "give 1 to 4"),
         ({"mode": "fast", "num_speculative_tokens": 1}, "fast"),
-        ({"mode": "off"}, "num_speculative_tokens"),
+        ({"mode": "sequential"}, "give 1 to 4"),
+        ({"num_speculative_tokens": 2}, "mode"),
         ({"mode": "off", "num_speculative_tokens": 0, "k": 1}, "k"),
         ({"mode": "off", "num_speculative_tokens": -1}, "num_speculative_tokens"),
         ({"mode": "off", "num_speculative_tokens": 10**30}, "num_speculative_tokens"),
