@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -69,6 +70,15 @@ class Prometheus:
     async def values(self, expression: str) -> list[float]:
         """The values of an expression alone."""
         return [float(series["value"][1]) for series in await self.query(expression)]
+
+    async def has_number(self, expression: str, *, seconds: float = 60.0) -> bool:
+        """Whether the expression has a value that is a number, within so many seconds."""
+        ends = asyncio.get_running_loop().time() + seconds
+        while all(math.isnan(value) for value in await self.values(expression)):
+            if asyncio.get_running_loop().time() > ends:
+                return False
+            await asyncio.sleep(0.2)
+        return True
 
     async def until(self, expression: str, count: int = 1, *, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait until the expression has `count` series."""
